@@ -76,6 +76,7 @@ def _own_messages(text: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m benchmarks.ask",
         description="Asks a server a question, about the pictures given or none; or, without a"
         " question and a picture, about drawn pictures, and says which answers are true."

@@ -8,11 +8,12 @@ machine. Clients, half of them at each proxy, ask the demonstration model for lo
 and sampled by a seed, whole and streamed. Each worker is killed with −9 and started again, one of
 each role is drained and started again, one of each is stopped by signal and goes on, both of its
 processes, its engine alone and its HTTP process alone, one of each answers its work with 503, with
-garbage and with nothing while its probes go well, the master is killed and started again, one proxy
-is told to stop and started again, at last it is killed. `ours` counts what must be none (`peer`):
-requests that failed (at the killed proxy: but those under way; at the one that was told to stop:
-but those that were sent once its port was closed), tokens other than those of an undisturbed run,
-blocks and bytes still held once all is idle. Exit status 1 if a row does not hold.
+garbage, with nothing and with the 404 of another service while its probes go well, the master is
+killed and started again, one proxy is told to stop and started again, at last it is killed. `ours`
+counts what must be none (`peer`): requests that failed (at the killed proxy: but those under way;
+at the one that was told to stop: but those that were sent once its port was closed), tokens other
+than those of an undisturbed run, blocks and bytes still held once all is idle. Exit status 1 if a
+row does not hold.
 
 In bfloat16 what a token comes out as depends on what is computed beside it, wherever two are about
 as likely: answers, all greedy, are the same up to a token that led by no more than a few steps of

@@ -24,7 +24,9 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Caption all pictures of a folder.")
+    parser = argparse.ArgumentParser(
+        description="Caption all pictures of a folder.", allow_abbrev=False
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("captions", type=Path, help="file to write, a JSON object a line")
     parser.add_argument("--at-once", type=int, default=16, help="requests in progress")

@@ -88,6 +88,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     step_s: Amount = 0.0  # seconds since the step under way began, 0 if none is
     idle_s: Amount = 0.0  # seconds since the last step ended, 0 during one
     longest_step_s: Amount = 0.0  # seconds of the longest step that has ended
+    new: bool = False  # the step under way does more than any before, or something else
 
 
 class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):

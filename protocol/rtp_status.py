@@ -76,7 +76,7 @@ class WorkStatus(msgspec.Struct):
     role: str  # RTP-LLM's name of the role
     server_port: int  # port of the HTTP server
     http_proto_port: int  # the same
-    grpc_proto_port: int  # where --rtp-grpc-port listens, else the next port, as RTP-LLM has it
+    grpc_proto_port: int  # where --rtp-grpc-port listens, 0: nothing does
     available_concurrency: int  # how many more requests may come
     running_task_info: list[TaskInfo]  # requests in progress
     finished_task_list: list[TaskInfo]  # requests that ended since the version asked for

@@ -144,7 +144,7 @@ def run(engine: Engine, asked: list[Asked]) -> dict[str, list[RequestOutput]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--samples", type=int, default=48, help="questions of each kind")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     args = parser.parse_args()

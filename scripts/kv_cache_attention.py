@@ -76,7 +76,7 @@ def measured(requests: int, context: int, count: int, rounds: int) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=15, help="calls with each cache")
     args = parser.parse_args(argv)

@@ -32,11 +32,14 @@ from scripts.mutation.reach import Reach, Reached, Recorder
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "connectors": ("connectors",),
-    "engine": ("services/engine/scheduling", "services/engine/transfers"),
+    "engine": ("services/engine/*.py", "services/engine/scheduling", "services/engine/transfers"),
     "master": ("services/master",),
     "protocol": ("protocol",),
-    "proxy": ("proxy/*.py", "proxy/fleet", "proxy/placement", "proxy/tokens"),
-}
+    "proxy": (
+        "proxy/*.py", "proxy/fleet", "proxy/placement", "proxy/relay", "proxy/tokens",
+        "proxy/upstream",
+    ),
+}  # fmt: skip
 ALSO_TESTED_BY = {
     "engine": ("mock",),
     "master": ("admission", "membership"),

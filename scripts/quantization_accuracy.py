@@ -68,7 +68,7 @@ def perplexity(model: Any, tokenizer: Any, samples: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--samples", type=int, default=128, help="questions of each kind")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     args = parser.parse_args()

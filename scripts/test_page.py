@@ -22,7 +22,7 @@ LINES_MS = 30_000  # until the lines of the figures are worth a look
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--url", required=True, help="the proxy's address")
     parser.add_argument("--admin-key", required=True)
     parser.add_argument("--browser", required=True, help="path of Chromium's program")

@@ -7,10 +7,10 @@ answers to texts and pictures at a third of what the workers can take; first alo
 all attacks (`peer`), then under each attack (`ours`), which comes from a process of its own. All
 share the machine's cores, so that what the attacker itself computes counts against us. The workers
 decode no picture: what a real encoder does with one that the proxy lets in is not in here. No
-client gets more than half of the places while others ask (`--tenant-share 0.5`; the proxy's default
-is 1, fair queueing alone). What misses the bar is measured again beside a process that has no part
-in it and computes for as much of a core's time as the attacker did: what others lose to that, they
-lose to the machine.
+client gets more than half of the places while others ask (`--tenant-share 0.5`); the burst of
+streams is measured with the proxy's default, 1 (fair queueing alone), as well. What misses the bar
+is measured again beside a process that has no part in it and computes for as much of a core's time
+as the attacker did: what others lose to that, they lose to the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.attack.loads import ATTACKS, computing, under
+from benchmarks.attack.loads import ATTACKS, BURST, computing, under
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.overload import Client, Reply, serving
 from benchmarks.soak.books import cpu_s, private_bytes
@@ -38,6 +38,7 @@ RATE = 15.0  # requests/s of the others: 16 places, 20 ms a token, 16 tokens
 BAR = 1.5
 WHOLE_S, QUICK_S = 20.0, 2.5
 _TIMEOUT_S = 60.0
+_DEFAULT_SHARE = 1.0  # of the proxy
 
 
 async def others(url: str, seconds: float) -> list[Reply]:
@@ -51,7 +52,19 @@ async def others(url: str, seconds: float) -> list[Reply]:
         return await Client(session, url).opened(RATE, seconds)
 
 
-def compare(stack: Sequence[Service], seconds: float, names: Sequence[str]) -> list[Row]:
+def measured(seconds: float, share: float, names: Sequence[str], also: str = "") -> list[Row]:
+    """`compare` before a proxy that gives one client this share; `also` stands in each row."""
+    flags = ("--tenant-share", str(share))
+    with (
+        tempfile.TemporaryDirectory(prefix="attack-") as folder,
+        serving(Path(folder), False, *flags) as stack,
+    ):
+        return compare(stack, seconds, names, also)
+
+
+def compare(
+    stack: Sequence[Service], seconds: float, names: Sequence[str], also: str = ""
+) -> list[Row]:
     """Alone, under each attack, alone again; then what misses the bar beside mere computing."""
     proxy = stack[0]
     uvloop.run(others(proxy.url, 2.0))
@@ -74,12 +87,12 @@ def compare(stack: Sequence[Service], seconds: float, names: Sequence[str]) -> l
     print(f"alone: {_said(calm)}", flush=True)
     rows = []
     for name, replies in found.items():
-        own_rows = _rows(name, replies, calm)
+        own_rows = _rows(name + also, replies, calm)
         rows += own_rows
         if not all(row.holds for row in own_rows):
             with computing(shares[name]):
                 beside = uvloop.run(others(proxy.url, seconds))
-            told = f"{name}; peer: a process that computes {shares[name]:.0%} of the time"
+            told = f"{name}{also}; peer: a process that computes {shares[name]:.0%} of the time"
             rows += _rows(told, replies, beside)[1:]
     return rows
 
@@ -111,11 +124,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     raise_limit()
     print(hardware(("aiohttp", "uvloop", "uvicorn"), SEED), flush=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="attack-") as name,
-        serving(Path(name), False, "--tenant-share", str(args.tenant_share)) as stack,
-    ):
-        rows = compare(stack, QUICK_S if args.quick else args.seconds, args.only or [*ATTACKS])
+    seconds = QUICK_S if args.quick else args.seconds
+    names = args.only or [*ATTACKS]
+    rows = measured(seconds, args.tenant_share, names)
+    if BURST in names and args.tenant_share != _DEFAULT_SHARE:
+        also = f", --tenant-share {_DEFAULT_SHARE:g}"
+        rows += measured(seconds, _DEFAULT_SHARE, [BURST], also)
     print("\n".join([head(), *map(line, rows)]))
     return finish(rows, args.json)
 

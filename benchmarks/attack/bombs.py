@@ -1,10 +1,15 @@
-"""Pictures of few bytes that take long to decode."""
+"""Pictures, clips and texts of few bytes, or of many, that take long to read."""
 
 from __future__ import annotations
 
 import base64
+import io
 import struct
 import zlib
+from fractions import Fraction
+from typing import Any
+
+_RATE = 100  # frames a second
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:
@@ -33,5 +38,47 @@ def qoi(size: int) -> bytes:
     return b"qoif" + struct.pack(">IIBB", 8000, 8000, 3, 0) + b"\xfd" * size + bytes(7) + b"\1"
 
 
-def url_of(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
+def clip(frames: int, width: int = 8192, height: int = 4320) -> bytes:
+    """An MP4 whose frames are as large as they may be, and all but the first empty: who counts them
+    reads one packet each. Needs the extra video (PyAV)."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=_RATE, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.max_b_frames = 0
+        packets = []
+        for number in range(2):
+            black = av.VideoFrame(width, height, "yuv420p")
+            black.pts, black.time_base = number, Fraction(1, _RATE)
+            packets += stream.encode(black)
+        first, empty = [*packets, *stream.encode()][:2]
+        data = bytes(empty)
+        container.mux(first)
+        for number in range(1, frames):
+            packet = av.Packet(data)
+            packet.stream, packet.time_base = stream, Fraction(1, _RATE)
+            packet.pts = packet.dts = number
+            container.mux(packet)
+    return file.getvalue()
+
+
+def sound(size: int) -> bytes:
+    """A WAV that says it has 4 GB of samples, and has so many bytes of silence."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
+    return b"RIFF\xff\xff\xff\xffWAVE" + form + b"data\xf0\xff\xff\xff" + bytes(size)
+
+
+def blanks(size: int) -> bytes:
+    """A prompt of nothing but blanks."""
+    return b'{"prompt":"' + b" " * size + b'"}'
+
+
+def nested(depth: int) -> bytes:
+    """A chat with a field that is an array in an array, and so on."""
+    return b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
+
+
+def url_of(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64," + base64.b64encode(data).decode()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import multiprocessing
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -15,16 +17,19 @@ from urllib.parse import urlsplit
 import aiohttp
 import uvloop
 
-from benchmarks.attack.bombs import ico, png, qoi, url_of
+from benchmarks.attack.bombs import blanks, clip, ico, nested, png, qoi, sound, url_of
 from benchmarks.soak.stack import MODEL
 from services.http.open_files import raise_limit
 
 STREAMS = 1500
+BURST = f"{STREAMS:,} clients that stream, at once"
 _WHO = MappingProxyType({"authorization": "Bearer attacker", "content-type": "application/json"})
 _PATH = "/v1/chat/completions"
 _HUGE = 120_000_000
 _PIECE = bytes(1 << 20)
 _SLOW = 500
+_BLANKS, _DEPTH, _SOUND = 15_000_000, 5_000_000, 12_000_000
+_FRAMES = 50_000  # 500 s at 100 frames/s, which is within the bounds
 _START_S = 60.0
 _AGAIN_S = 10.0
 _SLICE_S = 0.05
@@ -44,8 +49,11 @@ class Attacker:
 
     async def post(self, **fields: Any) -> None:
         body = {"model": MODEL, "messages": _saying("Hello"), "max_tokens": 16, **fields}
+        await self.send(json.dumps(body).encode())
+
+    async def send(self, body: bytes, path: str = _PATH) -> None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with self.session.post(self.url + _PATH, json=body, headers=_WHO) as answer:
+            async with self.session.post(self.url + path, data=body, headers=_WHO) as answer:
                 await answer.read()
 
     async def show(self, *urls: str) -> None:
@@ -77,6 +85,29 @@ def _pictures(data: bytes, count: int) -> Callable[[Attacker], Awaitable[None]]:
         await asyncio.gather(*(who.show(url) for _ in range(count)))
 
     return shown
+
+
+def _parts(kind: str, given: Any, count: int) -> Callable[[Attacker], Awaitable[None]]:
+    """So many chats at once with a part of this kind."""
+    body = {"model": MODEL, "messages": _saying([{"type": kind, kind: given}]), "max_tokens": 16}
+    data = json.dumps(body).encode()
+    return _bytes(data, _PATH, count)
+
+
+def _bytes(data: bytes, path: str, count: int) -> Callable[[Attacker], Awaitable[None]]:
+    async def sent(who: Attacker) -> None:
+        await asyncio.gather(*(who.send(data, path) for _ in range(count)))
+
+    return sent
+
+
+def _clips(count: int) -> Callable[[Attacker], Awaitable[None]]:
+    return _parts("video_url", {"url": url_of(clip(_FRAMES), "video/mp4")}, count)
+
+
+def _sounds(count: int) -> Callable[[Attacker], Awaitable[None]]:
+    data = base64.b64encode(sound(_SOUND)).decode()
+    return _parts("input_audio", {"data": data, "format": "wav"}, count)
 
 
 async def _hosts(who: Attacker) -> None:
@@ -150,10 +181,16 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         "8 PNGs of 8000 x 8000": Attack(lambda: _pictures(png(8000), 8), 1.0),
         "4 ICOs with a PNG of 13000 x 13000 inside": Attack(lambda: _pictures(ico(13_000), 4), 1.0),
         "2 QOIs of 16 MB": Attack(lambda: _pictures(qoi(16_000_000), 2), 1.0),
+        "15 MB of blanks to tokenize": Attack(lambda: _bytes(blanks(_BLANKS), "/tokenize", 2), 1.0),
+        "2 bodies of 5,000,000 nested arrays": Attack(
+            lambda: _bytes(nested(_DEPTH), _PATH, 2), 1.0
+        ),
+        "2 clips of 50,000 frames of 8192 x 4320": Attack(lambda: _clips(2), 1.0),
+        "2 WAVs that say they have 4 GB": Attack(lambda: _sounds(2), 1.0),
         "2 x 32 hosts that have no address": Attack(lambda: _hosts, 1.0),
         "8 bodies of 120 MB, then silence": Attack(lambda: _bodies, 1.0),
         f"slowloris on {_SLOW} connections": Attack(lambda: _slowloris),
-        f"{STREAMS:,} clients that stream, at once": Attack(lambda: _streams(0.0)),
+        BURST: Attack(lambda: _streams(0.0)),
         f"{STREAMS:,} clients that stream, in turn": Attack(lambda: _streams(_AGAIN_S)),
     }
 )

@@ -140,7 +140,7 @@ async def serve(proxy: RoundRobin, port: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_fleet.round_robin")
+    parser = argparse.ArgumentParser(prog="benchmarks.bench_fleet.round_robin", allow_abbrev=False)
     parser.add_argument("--port", type=int, required=True)
     for role in ("encode", "prefill", "decode"):
         parser.add_argument(f"--{role}", required=True, help="URLs, comma-separated")

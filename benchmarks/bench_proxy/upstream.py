@@ -155,7 +155,7 @@ async def serve(gap_s: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--gap", type=float, default=0.05, help="seconds between slow events")
     uvloop.run(serve(parser.parse_args().gap))
 

@@ -56,6 +56,7 @@ def arguments(name: str, about: str | None) -> argparse.ArgumentParser:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog=f"benchmarks.{name}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz.samples import TOKENS
+from benchmarks.fuzz.chat_samples import TOKENS
 from benchmarks.fuzz.servers import ask
 from benchmarks.soak.books import private_bytes
 from benchmarks.soak.stack import MODEL, Service

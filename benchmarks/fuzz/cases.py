@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fuzz.samples import QUERIES, RPC, SAMPLES
-from benchmarks.fuzz.values import as_json, as_msgpack, damaged, mutated
+from benchmarks.fuzz.values import FORM_TYPE, Form, as_form, as_json, as_msgpack, damaged, mutated
 from benchmarks.fuzz.wire import PATIENCE, Wire, mangled
 from protocol.generate import ENCODE_PATH, MSGPACK
 from protocol.registry import DRAIN_PATH
@@ -66,7 +66,8 @@ def case(seed: int, number: int, targets: Sequence[Target]) -> Case:
 
 def _route(target: Target, chance: random.Random) -> tuple[str, str]:
     weights = [
-        _BODIED_WEIGHT * len(SAMPLES.get(path, ())) ** 0.5 or 1.0 for path, _ in target.routes
+        _BODIED_WEIGHT * len(SAMPLES.get(path, ())) ** 0.5 or 1.0 if method != "GET" else 1.0
+        for path, method in target.routes
     ]
     path, method = chance.choices(target.routes, weights)[0]
     drains = path == DRAIN_PATH and target.name != _MASTER
@@ -85,16 +86,26 @@ def _body(path: str, method: str, chance: random.Random) -> tuple[bytes, str, li
         return b"", "application/json", []
     number = chance.randrange(len(samples))
     value: Any = samples[number]
+    form = isinstance(value, Form)
+    value = value.fields if form else value
     changes = chance.choice((0, 1, 1, 1, 2, 3))
     for _ in range(changes):
         value = mutated(value, chance) if isinstance(value, dict | list) else value
-    packed = path == ENCODE_PATH or (path in RPC and chance.random() < 0.3)
-    data = as_msgpack(value) if packed else as_json(value)
+    data, kind = _encoded(value, form, path, chance)
     told = [f"sample {number}, {changes} values changed"]
     if chance.random() < 0.15:
         data = damaged(data, chance)
         told.append("damaged")
-    return data, MSGPACK if packed else "application/json", told
+    return data, kind, told
+
+
+def _encoded(value: Any, form: bool, path: str, chance: random.Random) -> tuple[bytes, str]:
+    """(bytes, content type)"""
+    if form and isinstance(value, dict):
+        return as_form(value), FORM_TYPE
+    if path == ENCODE_PATH or (path in RPC and chance.random() < 0.3):
+        return as_msgpack(value), MSGPACK
+    return as_json(value), "application/json"
 
 
 def _fields(target: Target, kind: str) -> list[tuple[bytes, bytes]]:

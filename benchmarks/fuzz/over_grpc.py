@@ -16,8 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from benchmarks.common.pictures import sample
+from benchmarks.fuzz.chat_samples import TOKENS
 from benchmarks.fuzz.client import Findings
-from benchmarks.fuzz.samples import TOKENS
 from benchmarks.fuzz.values import damaged
 from benchmarks.soak.stack import MODEL
 from services.grpc.proto import kserve_pb2, rtp_pb2

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.common.pictures import sample
+from benchmarks.fuzz import chat_samples as chat
+from benchmarks.fuzz.chat_samples import SAMPLED, UNREACHABLE
+from benchmarks.fuzz.pooling_samples import pooling
 from benchmarks.soak.stack import MODEL
+from protocol.anthropic import MESSAGES_PATH
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
-from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
 from protocol.refs import KVRef
 from protocol.registry import (
     DEREGISTER_PATH,
@@ -19,78 +22,29 @@ from protocol.registry import (
     REGISTER_PATH,
     SCHEDULE_PATH,
 )
+from protocol.responses import RESPONSES_PATH
+from protocol.rtp_requests import RAW_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH
+from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
+from services.http.admin import LOG_LEVEL_PATH
+from services.http.rtp_frontend import ALIAS_PATH
+from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
+from services.master.api import busy, roles
 
-TOKENS = 3
-UNREACHABLE = "http://127.0.0.1:9"  # no process listens on this port
 _CONSUMER = "tcp://127.0.0.1:9"
-_SAMPLED = {"max_tokens": TOKENS, "temperature": 0}
 _NAME = {"instance_id": "fuzz-1", "generation": "g"}
-_LOAD = {"queued": 1, "running": 1, "free_blocks": 9, "rates": {"decode_base_ms": 2.0}}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look", "description": "Looks.",
-        "parameters": {
-            "type": "object", "properties": {"at": {"type": "string"}, "n": {"type": "integer"}},
-            "required": ["at"],
-        },
-    },
-}  # fmt: skip
-_SCHEMA = {"name": "one", "schema": {"type": "object", "properties": {"a": {"enum": [1, "b"]}}}}
-
-
-def _chat(content: Any = "Hello", **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": content}]
-    return {"model": MODEL, "messages": messages, **_SAMPLED, **more}
-
-
-def _with_a_call() -> list[dict[str, Any]]:
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
-    return [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "seen"},
-    ]
-
-
-def _chats() -> list[dict[str, Any]]:
-    seen = sample("describe", 3).openai_messages()
-    elsewhere = [
-        {"type": "image_url", "image_url": {"url": f"{UNREACHABLE}/a.png", "detail": "low"}}
-    ]
-    return [
-        _chat(),
-        _chat(stream=True, stream_options={"include_usage": True}, n=2, temperature=0.7, seed=3),
-        _chat(logprobs=True, top_logprobs=2, stop=["a", "b"], logit_bias={"5": 1.0}),
-        _chat(frequency_penalty=0.1, presence_penalty=0.1, top_p=0.9, user="u", priority=1),
-        _chat(min_tokens=1, top_k=5, min_p=0.1, repetition_penalty=1.1, stop_token_ids=[4]),
-        {**_chat(), "messages": seen},
-        {**_chat(mm_processor_kwargs={"max_pixels": 50_000}), "messages": seen, "stream": True},
-        _chat(elsewhere),
-        _chat(tools=[_TOOL], tool_choice="auto", parallel_tool_calls=True),
-        _chat(tools=[_TOOL], tool_choice={"type": "function", "function": {"name": "look"}}),
-        {**_chat(), "messages": _with_a_call(), "tools": [_TOOL]},
-        _chat(response_format={"type": "json_schema", "json_schema": _SCHEMA}),
-        _chat(structured_outputs={"regex": "[a-z]+"}, cache_salt="s", ignore_eos=True),
-        _chat(ec_transfer_params={"h": {"modality": "image", "item_indices": [0]}}),
-        _chat(kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False}),
-    ]
-
-
-def _completions() -> list[dict[str, Any]]:
-    base: dict[str, Any] = {"model": MODEL, "prompt": "Hello", **_SAMPLED}
-    return [
-        base, {**base, "stream": True, "n": 2}, {**base, "prompt": ["a", "b"]},
-        {**base, "prompt": [1, 2, 3], "echo": False, "logprobs": 2},
-        {**base, "prompt": [[1, 2], [3]], "stop": "x", "suffix": None},
-    ]  # fmt: skip
+_LOAD = {
+    "queued": 1,
+    "running": 1,
+    "free_blocks": 9,
+    "total_blocks": 99,
+    "rates": {"decode_base_ms": 2.0},
+}
 
 
 def _generate() -> list[dict[str, Any]]:
-    base: dict[str, Any] = {"token_ids": [1, 2, 3], "sampling_params": dict(_SAMPLED)}
+    base: dict[str, Any] = {"token_ids": [1, 2, 3], "sampling_params": dict(SAMPLED)}
     media = {
         "mm_hashes": {"image": ["h"]},
         "mm_placeholders": {"image": [{"offset": 1, "length": 1}]},
@@ -132,21 +86,52 @@ def _schedule() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _rendered() -> dict[str, list[Any]]:
+    """What a frontend takes, by path."""
+    chats, messages = chat.chats(), MESSAGES_PATH
+    renders = ("/chat/render", "/v1/chat/render", f"{CHAT_PATH}/render")
+    return {
+        **dict.fromkeys((CHAT_PATH, ALIAS_PATH, *renders), chats),
+        BATCH_PATH: chat.batches(),
+        COMPLETIONS_PATH: chat.completions(), f"{COMPLETIONS_PATH}/render": chat.completions(),
+        RESPONSES_PATH: chat.responses(),
+        messages: chat.messages(), f"{messages}/count_tokens": chat.messages(counted=True),
+        RAW_PATH: chat.raw_prompts(),
+        "/tokenize": chat.tokenized(), "/detokenize": [{"tokens": [1, 2, 3]}],
+        "/tokenizer/encode": [{"prompt": "Hello", "return_offsets_mapping": True}],
+        "/v1/audio/transcriptions": chat.spoken(), "/v1/audio/translations": chat.spoken(),
+        "/v1/audio/speech": [{"model": MODEL, "input": "Hello", "voice": "v", "speed": 1.0}],
+    }  # fmt: skip
+
+
+def _operated() -> dict[str, list[Any]]:
+    """What operators send, by path. The threshold is of a model that has no worker: one that is
+    close to 0 would make every worker busy."""
+    adapter = {"lora_name": "fuzz", "lora_path": "/nowhere"}
+    return {
+        LOAD_ADAPTER_PATH: [adapter], UNLOAD_ADAPTER_PATH: [{"lora_name": "fuzz"}],
+        UPDATE_PATH: [{"peft_info": {"lora_info": {"fuzz": "/nowhere"}}}],
+        EPLB_PATH: [{"mode": "NONE", "update_time": 1}],
+        LOG_LEVEL_PATH: [{"level": "warning"}, {"log_level": "INFO"}],
+        roles.PATH: [{"role": "decode", "instance_id": "fuzz-1"},
+                     {"role": "prefill", "url": UNREACHABLE}],
+        busy.PATH: [{"model": MODEL}, {"model": "x", "active_decode_blocks_threshold": 0.9}],
+        "/instances": [{"role": "decode", "url": UNREACHABLE, "dp_size": 1,
+                        "ec_zmq_addrs": [_CONSUMER]}],
+    }  # fmt: skip
+
+
 def _samples() -> dict[str, list[Any]]:
     report = {"request_id": "fuzz", "stage": "encode", "mm_hashes": ["h"], "failed": ["x"]}
     rtp = {
         "block_cache_keys": [1, -2], "seq_len": 128, "debug": True, "generate_timeout": 500,
         "request_priority": 50,
     }  # fmt: skip
-    named = [{"role": "decode", "url": UNREACHABLE, "dp_size": 1, "ec_zmq_addrs": [_CONSUMER]}]
     query = {"latest_cache_version": 1, "latest_finished_version": 1}
     return {
-        CHAT_PATH: _chats(), COMPLETIONS_PATH: _completions(), GENERATE_PATH: _generate(),
-        ENCODE_PATH: _encode(), ABORT_PATH: [{"request_ids": ["a"]}],
+        **_rendered(), **pooling(), **_operated(),
+        GENERATE_PATH: _generate(), ENCODE_PATH: _encode(), ABORT_PATH: [{"request_ids": ["a"]}],
         "/abort_requests": [{"request_ids": ["a", "b"]}],
-        "/tokenize": [{"prompt": "Hello"}, {"messages": [{"role": "user", "content": "x"}]}],
-        "/detokenize": [{"tokens": [1, 2, 3]}],
-        "/instances": named,
         REGISTER_PATH: _register(), SCHEDULE_PATH: [_schedule()],
         HEARTBEAT_PATH: [{**_NAME, "load": _LOAD, "progress": {"steps": 3, "step_s": 0.1}}],
         DEREGISTER_PATH: [_NAME], SUSPECT_PATH: [_NAME],
@@ -158,6 +143,13 @@ def _samples() -> dict[str, list[Any]]:
 
 
 SAMPLES: Mapping[str, Sequence[Any]] = MappingProxyType(_samples())
+BODILESS = frozenset(
+    {"/GraphService/cm2_status", "/SearchService/cm2_status", "/health", "/health_check", "/ping",
+     "/status", "/rtp_llm/master", "/rtp_llm/master/info", "/undrain", "/reset_encoder_cache",
+     "/reset_mm_cache", "/reset_prefix_cache", "/start_profile", "/stop_profile", "/nowhere",
+     f"{RESPONSES_PATH}/{{response_id}}", f"{RESPONSES_PATH}/{{response_id}}/cancel"}
+)  # fmt: skip
+"""Routes that change or tell something and take no body."""
 RPC = frozenset(
     (REGISTER_PATH, HEARTBEAT_PATH, DEREGISTER_PATH, DRAIN_PATH, SCHEDULE_PATH, SUSPECT_PATH,
      FINISHED_PATH)

@@ -22,12 +22,16 @@ from benchmarks.fuzz.samples import MASTERS_OWN
 from benchmarks.soak.stack import MODEL, Service, connector_flags, service
 from connectors.config import namespace_dir
 from protocol.fleet_key import FleetKey
+from protocol.pooling_requests import POOLING_PATHS
 
 FLEET = FleetKey("the-key-of-the-attacked")
 ADMIN = "the-admin-of-the-attacked"
 MOST_BYTES = 4_000_000
 HEADERS = MappingProxyType({**FLEET.headers, "x-api-key": ADMIN})
 TRACE = re.compile(r"^Traceback|Exception in callback|never retrieved|was never awaited", re.M)
+_SAYS = re.compile(r"^(?!Traceback|Exception in )\S.*$", re.M)
+_ENDS, _SHOWN = 16, 3000  # lines of a trace, characters
+VECTORS = "vectors"
 _KSERVE_FLAG, _RTP_FLAG = "--kserve-grpc-port", "--rtp-grpc-port"
 _METADATA = tuple((name.lower(), value) for name, value in FLEET.headers.items())
 _LIMITS = ("--fleet-key", FLEET.secret, "--max-body-bytes", str(MOST_BYTES))
@@ -62,7 +66,14 @@ def _groups(folder: Path) -> list[list[Service]]:
         service(role, f"services.{role}", ["--model", MODEL, *_LIMITS, *joined], folder)
         for role in ("encoder", "prefill", "decode", "pdfusion")
     ]
-    workers[-1] = replace(workers[-1], flags=[*workers[-1].flags, *_doors(_RTP_FLAG)])
+    whole = workers[-1]
+    workers[-1] = replace(whole, flags=[*whole.flags, *_doors(_RTP_FLAG), "--enable-lora"])
+    vectors = service(
+        VECTORS,
+        "services.pdfusion",
+        ["--model", MODEL, *_LIMITS, *pools, "--task", "embed"],
+        folder,
+    )
     doubles = [
         service(f"mock-{role}", "services.mock", _double(role), folder)
         for role in ("encode", "prefill", "decode")
@@ -77,7 +88,7 @@ def _groups(folder: Path) -> list[list[Service]]:
                 [*_LIMITS, "--master-url", master.url, "--admin-api-key", ADMIN,
                  "--model", MODEL], folder),
     ]  # fmt: skip
-    return [[master], [*workers, *doubles], proxies]
+    return [[master], [*workers, vectors, *doubles], proxies]
 
 
 def _doors(*flags: str) -> list[str]:
@@ -119,9 +130,17 @@ class Reached(Protocol):
 
 
 def targets(services: Sequence[Reached]) -> list[Target]:
-    """What is attacked, by the route tables that each has; the doubles are not."""
+    """What is attacked, by the route tables that each has; the doubles are not. At the worker that
+    answers vectors other routes have an answer of one kind, as at the others those for vectors."""
     real = [one for one in services if not one.name.startswith("mock-")]
-    return [Target(one.name, one.host, one.port, routes(one), HEADERS) for one in real]
+    return [Target(one.name, one.host, one.port, _aimed(one), HEADERS) for one in real]
+
+
+def _aimed(one: Reached) -> list[tuple[str, str]]:
+    found = routes(one)
+    if one.name != VECTORS:
+        return found
+    return [(path, method) for path, method in found if path in POOLING_PATHS]
 
 
 def routes(one: Reached) -> list[tuple[str, str]]:
@@ -149,9 +168,17 @@ def ask(
 
 
 def traces(services: Sequence[Service]) -> list[str]:
-    """Of exceptions that nobody has caught, from the logs."""
+    """Of exceptions that nobody has caught, from the logs: how each begins and ends."""
     found = []
     for one in services:
         text = one.log.read_text(errors="replace")
-        found += [f"{one.name}: {text[m.start() : m.start() + 1000]}" for m in TRACE.finditer(text)]
+        found += [f"{one.name}: {_trace(text, match.start())}" for match in TRACE.finditer(text)]
     return found
+
+
+def _trace(text: str, start: int) -> str:
+    """Its first line, and its last ones up to what the exception says."""
+    end = _SAYS.search(text, start)
+    whole = text[start : end.end() if end else start + _SHOWN].splitlines()
+    lines = whole if len(whole) <= _ENDS else [whole[0], "...", *whole[-_ENDS:]]
+    return "\n".join(lines)[:_SHOWN]

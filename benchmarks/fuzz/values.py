@@ -18,6 +18,14 @@ class Raw:
     text: bytes
 
 
+@dataclass(frozen=True)
+class Form:
+    """A body of multipart/form-data; a field of bytes is a file."""
+
+    fields: dict[str, Any]
+
+
+FORM_TYPE = "multipart/form-data; boundary=fuzz"
 _INTEGERS = (
     0, -1, 1, 129, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**64,
     -(2**63) - 1, 10**30, -(10**30),
@@ -103,6 +111,18 @@ def as_json(value: Any) -> bytes:
     if isinstance(value, list):
         return b"[" + b",".join(map(as_json, value)) + b"]"
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def as_form(fields: dict[str, Any]) -> bytes:
+    """With `FORM_TYPE`."""
+    parts = []
+    for name, value in fields.items():
+        file = b'; filename="a.wav"' if isinstance(value, bytes) else b""
+        content = value if isinstance(value, bytes | str) else as_json(value)
+        data = content if isinstance(content, bytes) else content.encode()
+        head = b'--fuzz\r\nContent-Disposition: form-data; name="%b"' % name.encode()
+        parts.append(head + file + b"\r\n\r\n" + data + b"\r\n")
+    return b"".join(parts) + b"--fuzz--\r\n"
 
 
 def as_msgpack(value: Any) -> bytes:

@@ -60,6 +60,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="triptych plan",
         description="The cheapest number of encode, prefill and decode workers that serves a "
         "workload within objectives, found by simulation on one core of this machine.",

@@ -31,6 +31,7 @@ Bucket = tuple[int, int, int]  # height, width (pixels), frames
 def parser() -> argparse.ArgumentParser:
     """The command line. Values still need the checks of `args.parse`."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m benchmarks.serve",
         description="Loads an OpenAI-compatible server and prints what its users would see.",
     )

@@ -1,4 +1,5 @@
-"""What stands before a worker and answers in its place: with 503, with garbage, with nothing.
+"""What stands before a worker and answers in its place: with 503, with garbage, with nothing, or
+as another service would that has the worker's address now: with a 404 of its own and no instance.
 
 Only requests for work are answered so; probes reach the worker, which therefore looks healthy.
 """
@@ -19,7 +20,12 @@ _ERROR = b'{"error":{"message":"no","type":"server_error","param":null,"code":"u
 _SPOILED = MappingProxyType(
     {"503": (b"503 Service Unavailable", _ERROR), "garbage": (b"200 OK", b"\x00\xff}{no json\x80")}
 )
-MODES = ("nothing", *_SPOILED)
+_STRANGER = "404 of another service"
+_FOREIGN = (
+    b"HTTP/1.1 404 Not Found\r\nserver: another\r\ncontent-type: text/html\r\n"
+    b"connection: close\r\ncontent-length: 9\r\n\r\nNot Found"
+)
+MODES = ("nothing", *_SPOILED, _STRANGER)
 _Reader: TypeAlias = asyncio.StreamReader
 _Writer: TypeAlias = asyncio.StreamWriter
 
@@ -73,6 +79,10 @@ class Interposer:
 
     async def _spoil(self, reader: _Reader, writer: _Writer) -> None:
         self.spoiled += 1
+        if self.mode == _STRANGER:
+            writer.write(_FOREIGN)
+            await writer.drain()
+            return
         if self.mode not in _SPOILED:
             await reader.read()  # until the other side gives up
             return

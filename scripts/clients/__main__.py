@@ -118,7 +118,7 @@ def check(table: Table, name: str, venv: Path, site: str) -> None:
 
 def main() -> int:
     """Exit status 0 if every case holds, 1 if not."""
-    arguments = argparse.ArgumentParser(prog="python -m scripts.clients")
+    arguments = argparse.ArgumentParser(prog="python -m scripts.clients", allow_abbrev=False)
     arguments.add_argument("--venv", type=Path, default=Path(".venv-clients"))
     arguments.add_argument("--json", type=Path, help="write the cases here too")
     arguments.add_argument(

@@ -95,7 +95,7 @@ PARTS: Mapping[str, Callable[[Site], None]] = {
 
 def main() -> int:
     """Exit status 0 if every check holds, 1 if not."""
-    arguments = argparse.ArgumentParser(prog="python -m scripts.interop")
+    arguments = argparse.ArgumentParser(prog="python -m scripts.interop", allow_abbrev=False)
     arguments.add_argument("--venv", type=Path, default=Path(".venv-interop"))
     arguments.add_argument("--work", type=Path, help="folder for models, logs and embeddings")
     arguments.add_argument("--json", type=Path, help="write the checks here too")

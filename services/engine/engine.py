@@ -35,6 +35,7 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.seams import Clock
+from services.engine.step_sizes import StepSizes
 from services.membership.events import CacheLog
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Engine:
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
         self.meter = RateMeter()
+        self.sizes = StepSizes()
         self._delay = DecodeDelay(config.max_decode_delay_s, config.max_num_batched_tokens)
         self._log = CacheLog(config.block_size) if config.events is not None else None
         self._curve = Curve.of(FleetKey(config.fleet_key))
@@ -89,8 +91,9 @@ class Engine:
 
     def _build(self, wake: Callable[[], None]) -> None:
         shared = Surroundings(
-            self.config, self._connectors, self.ec, self.meter, self._log, self._clock, self._delay,
-            self._computing, self._cores.watch if self._cores is not None else lambda _: None,
+            self.config, self._connectors, self.ec, self.meter, self.sizes, self._log, self._clock,
+            self._delay, self._computing,
+            self._cores.watch if self._cores is not None else lambda _: None,
         )  # fmt: skip
         activations = 0
         if "vision" in self.config.parts:

@@ -55,6 +55,7 @@ from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahea
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock, Drafter, Meter
+from services.engine.step_sizes import StepSizes
 from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
@@ -70,6 +71,7 @@ class Surroundings:
     connectors: Connectors
     ec: ECConnector
     meter: Meter
+    sizes: StepSizes
     log: CacheLog | None
     clock: Clock
     delay: DecodeDelay
@@ -151,6 +153,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             shared.computing,
             delay=shared.delay,
             tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
+            sizes=shared.sizes,
         )
         opened.pop_all()
     if model.adapters is not None:
@@ -316,6 +319,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         shared.clock,
         shared.computing,
         SlicedVision(vision, shared.clock) if sliced else None,
+        shared.sizes,
     )
     return VisionPart(queue, vision.parameter_bytes, activations)
 

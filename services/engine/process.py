@@ -31,6 +31,7 @@ from services.engine.pulse import Pulse, StepClock
 
 logger = logging.getLogger("engine")
 _ROUND_MS = 20  # between two looks at peers and signals while the worker takes no events
+_QUICK = (messages.Generate, messages.Encode, messages.Abort, messages.Query)
 _LAST_WORDS_S = 1.0  # for what is said at the end, to a worker that may not listen any more
 
 
@@ -61,7 +62,6 @@ class EngineProcess:
         self._sending.register(self._events, zmq.POLLOUT)
         self._sending.register(sys.stdin.fileno(), zmq.POLLIN)
         self._stopping = False
-        self._steps = StepClock()
         self._start = start
         self._profiler = Profiler()
 
@@ -81,9 +81,10 @@ class EngineProcess:
             self._say_last(messages.Fatal(error_info(error)))
             raise
         self._send(engine.ready())
-        pulse = Pulse(self._start.beats, self._steps) if self._start.beats else None
+        steps = StepClock(engine.sizes)
+        pulse = Pulse(self._start.beats, steps) if self._start.beats else None
         try:
-            self._loop(engine)
+            self._loop(engine, steps)
         except Exception as error:
             self._say_last(messages.Fatal(error_info(error)))
             raise
@@ -95,7 +96,7 @@ class EngineProcess:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _loop(self, engine: Engine) -> None:
+    def _loop(self, engine: Engine, steps: StepClock) -> None:
         while not self._stopping:
             if self._unsent and not self._deliver(engine):
                 return
@@ -104,7 +105,7 @@ class EngineProcess:
                 return
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            self._steps.begin()
+            steps.begin()
             outputs, encoded = self._receive(engine)
             stepped = engine.step()
             outputs += stepped[0]
@@ -112,7 +113,7 @@ class EngineProcess:
             stages = engine.stages()
             if outputs or encoded or stages:
                 self._send(messages.Outputs(outputs, encoded, stages))
-            self._steps.end()
+            steps.end()
 
     def _deliver(self, engine: Engine) -> bool:
         """Wait until the worker has taken what is unsent; False if it is gone or has said stop."""
@@ -159,6 +160,8 @@ class EngineProcess:
         outputs: list[RequestOutput],
         encoded: list[EncodeOutput],
     ) -> None:
+        if not isinstance(command, _QUICK):
+            engine.sizes.does_else()
         match command:
             case messages.Generate(request, traced):
                 outputs += engine.add(request)

@@ -12,15 +12,20 @@ import msgspec
 import zmq
 
 from protocol.registry import Progress
+from services.engine.step_sizes import StepSizes
 
 BEAT_S = 0.25
 """Seconds between two beats."""
 
 
 class StepClock:
-    """When steps began and ended. The engine's thread writes, another one reads."""
+    """When steps began and ended, and whether the one under way does more than any before
+    (`sizes`). The engine's thread writes, another one reads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sizes: StepSizes | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sizes = sizes or StepSizes()
         self._clock = clock
         self._steps = 0
         self._longest = 0.0
@@ -28,6 +33,7 @@ class StepClock:
         self._ended = clock()
 
     def begin(self) -> None:
+        self._sizes.begin()
         self._began = self._clock()
 
     def end(self) -> None:
@@ -37,6 +43,7 @@ class StepClock:
         self._steps += 1
         self._ended = now
         self._began = None
+        self._sizes.end()
 
     def progress(self) -> Progress:
         began, now = self._began, self._clock()
@@ -45,6 +52,7 @@ class StepClock:
             step_s=0.0 if began is None else now - began,
             idle_s=now - self._ended if began is None else 0.0,
             longest_step_s=self._longest,
+            new=began is not None and self._sizes.new,
         )
 
 

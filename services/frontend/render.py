@@ -248,7 +248,8 @@ class Frontend:
         spec = describe_output(
             request, generate, self.info.eos_token_ids, system_fingerprint=self._fingerprint
         )
-        return RenderedRequest(generate, media, spec, model=self.name)
+        uuids = [None] * len(generate.mm_items)
+        return RenderedRequest(generate, media, spec, uuids=uuids, model=self.name)
 
     async def _checked(
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS

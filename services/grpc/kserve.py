@@ -25,7 +25,7 @@ from services.grpc.server import (
     empty_handler,
     message_handler,
     methods,
-    status_of,
+    refuse,
     told,
 )
 from services.http.deadline import Deadline
@@ -125,7 +125,7 @@ class KServe:
                         yield pb.StreamInferResponse(infer_response=piece)
             except TriptychError as error:
                 if not request.received:
-                    await context.abort(status_of(error), told(error))
+                    await refuse(context, error)
                 yield pb.StreamInferResponse(
                     error_message=told(error), infer_response=pb.InferResponse(id=request.id)
                 )

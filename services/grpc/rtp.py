@@ -21,7 +21,7 @@ from services.frontend.render import RenderedRequest
 from services.frontend.rtp_answer import code_of
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
-from services.grpc.server import Check, Context, empty_handler, methods, status_of, told
+from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
 from services.http.deadline import Deadline
 from services.http.openai import Service
 
@@ -68,7 +68,7 @@ class RtpModel:
         except TriptychError as error:
             details = pb.ErrorDetails(error_code=code_of(error), error_message=told(error))
             trailing = ((_DETAILS, details.SerializeToString()),)
-            await context.abort(status_of(error), told(error), trailing)
+            await refuse(context, error, trailing)
 
     async def _answers(self, context: Context) -> AsyncGenerator[pb.GenerateOutputs, None]:
         asked = await self._asked(context)

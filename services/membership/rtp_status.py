@@ -42,13 +42,13 @@ def work_status(
     grpc_port: int = 0,
 ) -> WorkStatus:
     """`since`: requests that had ended when the caller last asked; `room`: how many more may come;
-    `counters`: the engine's; `cache`: None of a worker that only encodes;
-    `grpc_port`: 0 for the port after `port`, as RTP-LLM has it."""
+    `counters`: the engine's; `cache`: None of a worker that only encodes; `grpc_port`: 0 where
+    nothing listens."""
     return WorkStatus(
         role="vit" if role == "encode" else role,
         server_port=port,
         http_proto_port=port,
-        grpc_proto_port=grpc_port or port + 1,
+        grpc_proto_port=grpc_port,
         available_concurrency=max(0, room),
         running_task_info=tasks.running(),
         finished_task_list=tasks.ended(since),

@@ -321,8 +321,9 @@ class WorkerConfig(
     )
     engine_step_timeout: float = seconds(
         0.0,
-        "How long one step of the engine may take before it counts as stalled. 0: 120 s, or four"
-        " times the longest step so far.",
+        "How long one step of the engine may take before it counts as stalled. 0: 10 s, or twice"
+        " the longest step so far; for a step that does more than any before, or work of another"
+        " kind, which kernels may have to be compiled for, 120 s or four times.",
         minimum=0,
     )
     profile_folder: str = option(

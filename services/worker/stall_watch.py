@@ -14,20 +14,29 @@ import zmq.asyncio
 from protocol.registry import Progress
 
 _TICK_S = 0.25
-_LONGER = 4.0  # how many times the longest step so far a step may take
-_LEAST_STEP_S = 120.0  # the proxy waits no longer for a prefill either
+_LONGER = 2.0  # how many times the longest step so far a step may take
+_LEAST_STEP_S = 10.0  # machines that are short of CPU time or memory hold a step up for seconds
+_NEW_LONGER = 4.0  # the same for a step that does more than any before, or something else:
+_LEAST_NEW_STEP_S = 120.0  # kernels are compiled; the proxy waits no longer for a prefill either
 
 
 @dataclass(frozen=True)
 class StallBounds:
-    """`silent_s` without a beat, or a step of `step_s`, is a stall. `step_s` 0: 120 s, or four
-    times the longest step that has ended, if that is more."""
+    """`silent_s` without a beat, or a step of `step_s`, is a stall. `step_s` 0: 10 s, or twice the
+    longest step that has ended, if that is more; for a step that does what none has done before
+    120 s or four times."""
 
     silent_s: float
     step_s: float = 0.0
 
-    def longest_step_s(self, seen_s: float) -> float:
-        return self.step_s or max(_LEAST_STEP_S, _LONGER * seen_s)
+    def longest_step_s(self, progress: Progress) -> float:
+        """What the step under way may take."""
+        seen_s = progress.longest_step_s
+        if self.step_s:
+            return self.step_s
+        if progress.new:
+            return max(_LEAST_NEW_STEP_S, _NEW_LONGER * seen_s)
+        return max(_LEAST_STEP_S, _LONGER * seen_s)
 
 
 class StallJudge:
@@ -60,7 +69,7 @@ class StallJudge:
         step_s = self.progress.step_s
         if silent_s >= bounds.silent_s:
             return f"engine stalled since {silent_s:.1f} s: its process does not run"
-        if step_s >= bounds.longest_step_s(self.progress.longest_step_s):
+        if step_s >= bounds.longest_step_s(self.progress):
             return f"engine stalled since {step_s:.0f} s: a step does not end"
         return ""
 

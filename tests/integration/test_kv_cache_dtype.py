@@ -1,5 +1,5 @@
-"""E+P+D with a KV cache of codes, through real processes: the tokens of transformers with such a
-cache; workers of another kind are found out."""
+"""E+P+D and E+PD with a KV cache of codes, through real processes: the tokens of transformers with
+such a cache; workers of another kind are found out."""
 
 import time
 
@@ -9,7 +9,7 @@ from tests.conftest import ModelDir
 from tests.support.clients import all_tokens
 from tests.support.coded_kv import coded_generate
 from tests.support.conversations import LONG, asking, picture
-from tests.support.stack import idle, proxy, running
+from tests.support.stack import call, idle, proxy, running
 
 TOKENS = 12
 DEADLINE_S = 10.0
@@ -32,6 +32,10 @@ def test_tokens_are_those_of_one_process(flag: str, codes: str, model_dir: Model
         encode, prefill, decode, fusion = workers
         for server in (proxy(stack, [encode], [prefill], [decode]), fusion):
             assert all_tokens(server, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
+        assert idle(decode)["counters"]["kv_fetched"] == len(CASES)
+        assert call(f"{decode.url}/reset_prefix_cache", {})[0] == 200
+        fused = proxy(stack, [encode], [], [decode])
+        assert all_tokens(fused, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
         assert idle(decode)["counters"]["kv_fetched"] == len(CASES)
         for worker in workers:
             idle(worker)

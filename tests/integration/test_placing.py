@@ -145,17 +145,16 @@ def test_a_full_fleet_is_refused_by_the_master_at_once(fleet: Fleet) -> None:
         with ThreadPoolExecutor(1) as pool:
             long = pool.submit(call, f"{server.url}/v1/chat/completions", body)
             until(lambda: call(f"{worker.url}/load")[1]["server_load"] == 1)
-            began = time.monotonic()
             request = urllib.request.Request(
                 f"{server.url}/v1/chat/completions",
                 b'{"model":"tiny","messages":[{"role":"user","content":"x"}]}',
                 {"content-type": "application/json"},
             )
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(request, timeout=10)
+                urllib.request.urlopen(request, timeout=60)
             assert refused.value.code in (429, 503)
             assert int(refused.value.headers["retry-after"]) >= 1
-            assert time.monotonic() - began < 2.0
+            assert not long.done(), "it was refused at once, and did not wait for a place"
             worker.kill()
             long.result()
 

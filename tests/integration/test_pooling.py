@@ -59,11 +59,12 @@ def ids_of(model: Path, text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def pictures(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two encoders, a prefill worker and one that does it all, of a model of pictures' vectors."""
+    """Two encoders, a worker of each other role and one that does it all, of a model of pictures'
+    vectors."""
     path = embedding_model(model_dir("qwen3_vl"), tmp_path_factory.mktemp("e") / "embedding")
     with running(path) as stack:
         flags = ("--max-num-batched-tokens", "100")
-        for name in ("encoder", "encoder", "prefill", "pdfusion"):
+        for name in ("encoder", "encoder", "prefill", "pdfusion", "decode"):
             stack.start(f"services.{name}", *flags)
         for worker in stack.processes:
             worker.wait_ready()
@@ -103,10 +104,12 @@ def test_base64_is_the_same_vector(apart: Process) -> None:
     assert (pooled["object"], pooled["data"]) == ("pooling", floats)
 
 
-@pytest.mark.parametrize("way", ["apart", "one process"])
+@pytest.mark.parametrize("way", ["e+p", "e+pd", "one process"])
 def test_chats_with_pictures_are_embedded(way: str, pictures: Stack, apart: Process) -> None:
     """Through encoders, or by a worker that is asked itself; all at once, twice."""
-    server = apart if way == "apart" else pictures.processes[3]
+    server = {"e+p": apart, "one process": pictures.processes[3]}.get(way)
+    if server is None:
+        server = proxy(pictures, pictures.processes[:2], [], [pictures.processes[4]])
     cases = picture_cases()
     expected = [picture_vector_of(pictures.model, case) for case in cases]
 

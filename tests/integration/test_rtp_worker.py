@@ -5,6 +5,7 @@ import numpy as np
 
 from services.grpc.proto import rtp_pb2 as pb
 from tests.conftest import ModelDir
+from tests.support.frontend_helpers import data_url, picture
 from tests.support.stack import call, idle, running
 
 
@@ -13,7 +14,7 @@ def test_a_worker_answers_rtp_llms_frontend(model_dir: ModelDir) -> None:
         worker = stack.start("services.pdfusion", "--rtp-grpc-port", "0")
         worker.wait_ready()
         port = call(f"{worker.url}/worker_status")[1]["grpc_proto_port"]
-        config = {"max_new_tokens": 6, "do_sample": False, "ignore_eos": True}
+        config = {"max_new_tokens": 48, "do_sample": False, "ignore_eos": True}
         shown = {**config, "return_output_ids": True, "return_input_ids": True}
         status, answer = call(worker.url, {"prompt": "How many?", "generate_config": shown})
         assert status == 200, answer
@@ -35,6 +36,21 @@ def test_a_worker_answers_rtp_llms_frontend(model_dir: ModelDir) -> None:
         lora = {"peft_info": {"lora_info": {"a": "/lora/a"}}}
         status, answer = call(f"{worker.url}/update", lora)
         assert status == 400 and "--enable-lora" in answer["error"]["message"]
+        idle(worker)
+
+
+def test_a_worker_sees_the_pictures_of_raw_prompts(model_dir: ModelDir) -> None:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        worker = stack.start("services.pdfusion")
+        worker.wait_ready()
+        config = {"max_new_tokens": 4, "top_k": 1, "return_input_ids": True}
+        found = []
+        for images in ([], [data_url(picture())], [data_url(picture()), data_url(picture(90))]):
+            body = {"prompt": "What?", "images": images, "generate_config": config}
+            status, answer = call(worker.url, body)
+            assert status == 200, answer
+            found.append(answer["input_ids"][0])
+        assert len(found[0]) < len(found[1]) < len(found[2])
         idle(worker)
 
 

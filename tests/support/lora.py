@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,6 @@ def write_adapter(
 
 def merged(model_dir: Path, folder: Path, scale: float = 1.0) -> Reference:
     """The model whose weights are W + scale · B·A."""
-    from dataclasses import replace
-
     from safetensors.torch import load_file
 
     reference = load(model_dir)
@@ -74,3 +73,24 @@ def merged_generate(
     """Greedy token ids of the merged model, past any end of sequence."""
     reference = merged(model_dir, folder, scale)
     return reference.generate(reference.inputs(messages), tokens, ignore_eos=True)
+
+
+def peft_generate(
+    model_dir: Path, folder: Path, cases: Sequence[Messages], tokens: int, **config: Any
+) -> list[list[int]]:
+    """Greedy token ids of PEFT's own model with a random adapter, which it writes to `folder`."""
+    from peft import LoraConfig, get_peft_model
+
+    reference = load(model_dir)
+    torch.manual_seed(0)
+    options = {"target_modules": list(linear_layers(model_dir)), "init_lora_weights": False}
+    model = get_peft_model(
+        copy.deepcopy(reference.model), LoraConfig(r=4, lora_alpha=8, **options, **config)
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.mul_(2.0)  # so that answers change
+    model.save_pretrained(folder)
+    peft = replace(reference, model=model)
+    return [peft.generate(peft.inputs(case), tokens, ignore_eos=True) for case in cases]

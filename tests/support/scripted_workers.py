@@ -69,7 +69,7 @@ class Worker:
 
     script: Script = plainly
     whole: Whole = handing_over
-    encode: Callable[[bytes], Awaitable[bytes]] | None = None
+    encode: Callable[[bytes], Awaitable[bytes | web.Response]] | None = None
     calls: list[GenerateRequest] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
     aborts: list[bytes] = field(default_factory=list)
@@ -105,8 +105,10 @@ class Worker:
     async def _encode(self, request: web.Request) -> web.Response:
         assert self.encode is not None
         self.headers.append(request.headers)
-        body = await self.encode(await request.read())
-        return web.Response(body=body, content_type="application/json")
+        answer = await self.encode(await request.read())
+        if isinstance(answer, web.Response):
+            return answer
+        return web.Response(body=answer, content_type="application/json")
 
     def _connected(self, request: web.Request) -> None:
         assert request.transport is not None

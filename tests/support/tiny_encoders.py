@@ -13,7 +13,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from tests.support import tiny_text
 
-KINDS = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+KINDS = {
+    "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
+    "distilbert": "DistilBert", "modernbert": "ModernBert",
+}  # fmt: skip
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 LABELS = ("bad", "fair", "good")
 
@@ -29,10 +32,11 @@ def build_encoder(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,
         intermediate_size=96,
+        hidden_dim=96,  # DistilBERT's name for it
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=130,
-        type_vocab_size=2,
+        type_vocab_size=1 if "roberta" in kind or kind == "camembert" else 2,
         pad_token_id=1,
         bos_token_id=None,
         eos_token_id=None,

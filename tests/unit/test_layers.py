@@ -98,7 +98,7 @@ PROXY = (
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
-    ("services.engine.speculation",),
+    ("services.engine.speculation", "services.engine.step_sizes"),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
         "services.engine.quiet_libraries", "services.engine.waiting_threads",

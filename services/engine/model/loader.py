@@ -19,11 +19,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
 )
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from protocol.errors import ConfigError
 from services.engine.config import Part
 from services.engine.model.quantization import stored_bytes
+from services.engine.model.quantized_files import dense_on_loading, quantized_by
 
 LANGUAGE_MODEL = "language_model"
 
@@ -88,14 +88,6 @@ def load_text_encoder(
     return _moved(model, device).eval().requires_grad_(False)
 
 
-def _quantized_by(config: PreTrainedConfig) -> str:
-    """How a checkpoint says that its weights are quantized, "" if it does not. transformers reads
-    them by the library of that method, but reads over a method that it does not know."""
-    form = getattr(config, "quantization_config", None) or {}
-    found = form.get("quant_method") if isinstance(form, dict) else form.quant_method
-    return str(getattr(found, "value", found) or "")
-
-
 def _with_weights(
     cls: type[PreTrainedModel],
     model_dir: Path,
@@ -104,12 +96,8 @@ def _with_weights(
     optional: tuple[str, ...] = (),
 ) -> PreTrainedModel:
     """`optional`: how names of weights begin that may be missing."""
-    method = _quantized_by(config)
-    if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
-        raise ConfigError(
-            f"--model: the weights in {model_dir} are quantized by '{method[:64]}',"
-            " which transformers does not know"
-        )
+    method = quantized_by(config, model_dir)
+    dense_on_loading(config)
     try:
         model, report = cls.from_pretrained(
             model_dir, config=config, dtype=dtype, output_loading_info=True

@@ -92,7 +92,9 @@ class InputsSeen:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        hooks = [m.register_forward_pre_hook(self._seen) for m in self._model.modules() if plain(m)]
+        hooks = [
+            m.register_forward_pre_hook(self._seen) for m in self._model.modules() if _packable(m)
+        ]
         try:
             yield
         finally:
@@ -108,7 +110,7 @@ class InputsSeen:
         parent: what was recorded of the layers is forgotten, and no longer keeps them."""
         found: dict[tuple[int, bool], list[str]] = {}
         for name, child in parent.named_children():
-            if plain(child):
+            if _packable(child):
                 source = self._inputs.pop(child, None)
                 key = id(child if source is None else source), child.bias is None
                 found.setdefault(key, []).append(name)
@@ -118,6 +120,12 @@ class InputsSeen:
 def plain(module: nn.Module) -> bool:
     """Whether it is PyTorch's own layer, and not one that computes something else."""
     return type(module) is nn.Linear
+
+
+def _packable(module: nn.Module) -> bool:
+    """Whether it computes with all of its weight as it stands. Checkpoints that are quantized bring
+    weights of other types, and layers whose own `forward` quantizes inputs."""
+    return plain(module) and type(module.weight) is nn.Parameter and "forward" not in vars(module)
 
 
 def packing(layout: str, dtype: torch.dtype, device: str) -> type[Product] | None:

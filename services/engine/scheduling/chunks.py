@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +72,29 @@ def work_of(chunks: Sequence[Chunk]) -> Work:
             computed += chunk.count
             reused += chunk.start if chunk.start == chunk.request.num_cached else 0
     return Work(computed, reused, requests, context)
+
+
+def amounts_of(chunks: Sequence[Chunk], work: Work) -> dict[Hashable, int]:
+    """Of what makes a step of these chunks take long; `work` is theirs."""
+    attended = media = drafted = 0
+    kinds: set[Hashable] = set()
+    for chunk in chunks:
+        sampling = chunk.request.sampling
+        drafted += len(chunk.draft)
+        kinds.add(
+            (chunk.steps, chunk.request.adapter is None, sampling.grammar == "",
+             sampling.logprobs is None, sampling.greedy, sampling.beam_width)
+        )  # fmt: skip
+        if not chunk.decodes:
+            attended += chunk.count * chunk.end
+            media += len(chunk.request.source.mm_items)
+            kinds.add(sampling.prompt_logprobs is None)
+    found: dict[Hashable, int] = dict.fromkeys(kinds, 1)
+    found |= {
+        "prompt tokens": work.computed, "attended by prompts": attended, "media": media,
+        "requests that decode": work.requests, "their context": work.context, "drafts": drafted,
+    }  # fmt: skip
+    return found
 
 
 def chunk_of(request: Request, count: int) -> Chunk:

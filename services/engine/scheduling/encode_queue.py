@@ -14,6 +14,7 @@ from services.engine.scheduling.encode_run import EncodeRun, Results
 from services.engine.scheduling.run_bound import RunBound
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
 from services.engine.scheduling.stage_times import StageTimes
+from services.engine.step_sizes import StepSizes
 
 
 class EncodeQueue:
@@ -38,13 +39,15 @@ class EncodeQueue:
         clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         slices: Slices | None = None,
+        sizes: StepSizes | None = None,
     ) -> None:
         """`meanwhile` is entered while the model computes. With `slices` a run may take several
-        steps."""
+        steps. `sizes` are told what a step does."""
         self._run = EncodeRun(vision, slices, clock, meanwhile)
         self._store = store
         self.bound = RunBound(max_patches)
         self._meter = meter
+        self._sizes = sizes
         self._clock = clock
         self._begun = 0.0
         self._pictures = pictures
@@ -132,6 +135,8 @@ class EncodeQueue:
             self._run.begin(batch)
             self.stages.look()
             outputs += failed
+        if self._sizes is not None:
+            self._sizes.does({"patches": sum(prepared.patches for prepared in self._run.batch)})
         if self._run.batch and (results := self._run.go_on(most_s)) is not None:
             outputs += self.complete(self._run.end(), results, self._run.seconds)
         self.stages.look()

@@ -9,7 +9,7 @@ from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, err
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
-from services.engine.scheduling.chunks import Chunk, Work, work_of
+from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.endings import ending
 from services.engine.scheduling.idle_blocks import IdleBlocks
@@ -20,6 +20,7 @@ from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sa
 from services.engine.scheduling.sibling_choices import SiblingChoices
 from services.engine.scheduling.spare_room import trim
 from services.engine.scheduling.stage_times import StageTimes
+from services.engine.step_sizes import StepSizes
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -49,10 +50,11 @@ class GenerateCore:
         make_keys: MakeKeys | None = None,
         delay: DecodeDelay | None = None,
         tiers: KVTiers | None = None,
+        sizes: StepSizes | None = None,
     ) -> None:
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
         without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
-        what the pool has no room for."""
+        what the pool has no room for. `sizes` are told what a step does."""
         self._config = config
         self._meter = meter
         self.scheduler = scheduler
@@ -62,6 +64,7 @@ class GenerateCore:
         self._meanwhile = meanwhile
         self._clock = clock
         self._delay = delay or DecodeDelay()
+        self._sizes = sizes
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
@@ -175,6 +178,8 @@ class GenerateCore:
         if chunks:
             self.counters["steps"] += 1
             self._work = work_of(chunks)
+            if self._sizes is not None:
+                self._sizes.does(amounts_of(chunks, self._work))
         self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
 

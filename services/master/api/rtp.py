@@ -157,14 +157,15 @@ class RtpContract:
             "role": _ROLES[target.role],
             "server_ip": address.hostname or "",
             "http_port": port,
-            "grpc_port": self._grpc_port(target, port),
+            "grpc_port": self._grpc_port(target),
             "debug_info": None if debug is None else _debug(debug["workers"][debug["chosen"]]),
         }
 
-    def _grpc_port(self, target: Target, http_port: int) -> int:
-        """Where the worker says that gRPC listens, or where an engine of RTP-LLM has it."""
+    def _grpc_port(self, target: Target) -> int:
+        """Where the worker says that gRPC listens; 0, which RTP-LLM's engines take for no address,
+        where none does. The field is required there."""
         instance = self.service.master.registry.instances.get(target.instance_id)
-        return (instance.info.grpc_port if instance is not None else 0) or http_port + 1
+        return instance.info.grpc_port if instance is not None else 0
 
 
 def _debug(numbers: dict[str, float]) -> dict[str, int]:

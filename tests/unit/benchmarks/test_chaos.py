@@ -48,7 +48,8 @@ def call(one: Interposer, method: str, path: str, timeout_s: float = 10.0) -> tu
     try:
         connection.request(method, path, b"work" if method == "POST" else None)
         response = connection.getresponse()
-        assert response.getheader(INSTANCE_HEADER) == "me"
+        named = response.getheader(INSTANCE_HEADER)
+        assert named == (None if response.status == 404 else "me")
         return response.status, response.read()
     finally:
         connection.close()
@@ -65,7 +66,8 @@ def test_only_work_is_answered_in_the_workers_place(before: Interposer) -> None:
                 call(before, "POST", work, 0.1)
         else:
             status, body = call(before, "POST", work)
-            assert body != b"work" and status == (503 if mode == "503" else 200)
+            wanted = int(mode[:3]) if mode[:3].isdigit() else 200
+            assert body != b"work" and status == wanted
     assert before.spoiled == len(MODES)
     before.mode = ""
     assert call(before, "POST", work) == (200, b"work")

@@ -1,6 +1,7 @@
 """The fuzzer: its requests come again, and what it calls a defect is one."""
 
 import dataclasses
+import email
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -11,7 +12,7 @@ from benchmarks.fuzz.cases import Case, Target, case
 from benchmarks.fuzz.client import _complete, _wrong
 from benchmarks.fuzz.over_grpc import KSERVE, RTP, Door, call
 from benchmarks.fuzz.samples import SAMPLES
-from benchmarks.fuzz.values import Raw, as_json, as_msgpack
+from benchmarks.fuzz.values import FORM_TYPE, Raw, as_form, as_json, as_msgpack
 from services.grpc.proto.kserve_pb2 import InferRequest
 
 TARGETS = [Target("worker", "127.0.0.1", 1, [(path, "POST") for path in SAMPLES], {})]
@@ -95,6 +96,27 @@ def test_values_that_no_encoder_writes() -> None:
     value = {"a": [Raw(b"NaN"), Raw(b'"\\ud800"')], "b": 10**30}
     assert as_json(value) == b'{"a":[NaN,"\\ud800"],"b":%d}' % 10**30
     assert b"NaN" in as_msgpack(value)
+
+
+def test_a_form_has_its_fields_and_files() -> None:
+    message = email.message_from_bytes(
+        b"Content-Type: " + FORM_TYPE.encode() + b"\r\n\r\n" + as_form({"a": "x", "f": b"RIFF"})
+    )
+    found = [
+        (part.get_param("name", header="content-disposition"), part.get_filename(),
+         part.get_payload(decode=True))
+        for part in message.walk() if not part.is_multipart()
+    ]  # fmt: skip
+    assert found == [("a", None, b"x"), ("f", "a.wav", b"RIFF")]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/audio/transcriptions", "/"])
+def test_a_sample_is_sent_as_its_route_takes_it(path: str) -> None:
+    target = Target("worker", "h", 1, [(path, "POST")], {})
+    sent = [case(3, number, [target]) for number in range(40)]
+    plain = [one for one in sent if "0 values changed" in one.told and not one.mangled]
+    heads = {one.sent.partition(b"\r\n\r\n")[0].split(b"content-type: ")[1][:20] for one in plain}
+    assert heads <= {b"multipart/form-data;", b"application/json\r\nx-"} and heads
 
 
 @pytest.mark.parametrize("field", ["memory", "files", "threads", "tasks"])

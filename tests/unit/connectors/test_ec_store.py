@@ -71,6 +71,19 @@ def test_a_grant_pins_until_done_and_says_whether_it_held() -> None:
     case.sound()
 
 
+def test_what_is_read_is_not_evicted_in_vain() -> None:
+    """Its memory would not be free before the reader is done."""
+    case = Case(2)
+    assert case.offer("a") and case.offer("b")
+    grant = case.want("a")
+    assert case.offer("c")
+    assert case.store.tensors("a") is not None and case.store.tensors("b") is None
+    assert case.store.evictions == 1 and case.store.awaited == 1
+    case.bus.say(ECDone(1, "a", grant.grant))
+    assert case.store.tensors("a") is not None and case.store.awaited == 0
+    case.sound()
+
+
 def test_a_lapsed_grant_is_noticed_by_its_reader() -> None:
     """The race: the reader is slow, the lease lapses, the memory is used for something else."""
     case = Case(1, lease_s=5.0)

@@ -12,8 +12,8 @@ import torch
 
 from connectors.kv.base import KVLoad
 from connectors.leases import LeaseTable
-from connectors.messages import Held, KVEnd, KVReady
-from protocol.errors import InvalidRequest, TransferError
+from connectors.messages import Alive, Held, KVEnd, KVReady
+from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 from protocol.refs import KVRef
 from tests.support.links import Link, linked
 from tests.support.raw_peers import RawProducer
@@ -107,6 +107,33 @@ def test_what_comes_after_the_end_is_not_believed(link: Link, impostors: list[Ra
     told(link, impostors[0], "KVFetched", load)
     impostors[0].send(who, KVReady("r", 8, 0, [5]))
     assert "sealed" in link.fails(load).message
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"), [(Alive(), "kv_timeout"), (Alive(700.0), "computes without an end")]
+)
+def test_who_goes_on_without_a_confirmation_is_given_up(
+    tmp_path: Path, says: Alive, reason: str
+) -> None:
+    """A producer that is heard of is not silent; yet it owes an answer, unless it computes a step,
+    and that has an end too."""
+    with linked("shm", tmp_path, timeout_s=1.0) as link:
+        producer = RawProducer(link.producer.node)
+        load = link.consumer.kv.fetch(producer.ref("r", 16), 1)
+        load.place(0, [0])
+        who = told(link, producer, "KVWant", load).identity
+        producer.send(who, KVReady("r", 7, 0, [4]), KVEnd("r", 7, 16, 0, {}))
+        told(link, producer, "KVFetched", load)
+
+        def beating() -> bool:
+            producer.send(who, says)
+            return load.poll() is not None
+
+        with pytest.raises(TransferTimeout) as caught:
+            link.until(beating)
+        assert reason in caught.value.message
+        load.cancel()
+        producer.close()
 
 
 @pytest.mark.parametrize("said", [KVReady("r", 8, 0, [4]), KVEnd("r", 8, 16, 0, {})])

@@ -1,6 +1,7 @@
 """LoRA adapters: tokens equal those of transformers with W + B·A, whatever else is in the batch."""
 
 import gc
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from services.membership.config import parse_events
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
 from tests.support.engines import engine, listening, request_of, run
-from tests.support.lora import merged_generate, write_adapter
+from tests.support.lora import merged_generate, peft_generate, write_adapter
 from tests.support.reference import Messages, reference_generate
 from tests.support.replayed_steps import Rerun, use
 from tests.support.tiny_models import TEXT_FAMILIES
@@ -89,6 +90,22 @@ def test_families_equal_the_merged_model(family: str, model_dir: ModelDir, tmp_p
     answers = served(worker, path, asked)
     assert answers == expected(path, folders, asked)
     assert answers != expected(path, folders, [(case, "") for case in cases])
+    worker.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs the extra dev")
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True}])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2_5_vl"])
+def test_an_adapter_that_peft_wrote(
+    family: str, options: dict[str, Any], model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """Its own model, which adds W·x and B·A·x as ours does, answers the same."""
+    path, folder = model_dir(family), tmp_path / "a"
+    cases = text_cases() if family in TEXT_FAMILIES else picture_cases()[:3]
+    answers = peft_generate(path, folder, cases, TOKENS, **options)
+    worker = serving(path, {"a": folder})
+    assert served(worker, path, [(case, "a") for case in cases]) == answers
+    assert answers != expected(path, {}, [(case, "") for case in cases])
     worker.close()
 
 

@@ -2,9 +2,6 @@
 
 import copy
 import importlib.util
-import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +14,13 @@ from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
 from tests.support.lora import merged_generate, write_adapter
-from tests.support.reference import load
+from tests.support.quantized_models import quantized_generate
 from tests.support.tiny_models import TEXT_FAMILIES
 
 TOKENS = 10
 with_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs the extra quant"
 )
-
-
-def generated(path: Path, scheme: str, cases: list[list[dict[str, object]]]) -> list[list[int]]:
-    """By transformers, with the language model quantized in the same way."""
-    reference = load(path)
-    model = copy.deepcopy(reference.model)
-    inner = getattr(model.model, "language_model", model)
-    quantize(inner, scheme, torch.float32, "cpu")
-    quantized = replace(reference, model=model)
-    return [quantized.generate(quantized.inputs(case), TOKENS, ignore_eos=True) for case in cases]
 
 
 @with_torchao
@@ -48,7 +35,9 @@ def test_tokens_equal_the_quantized_models(family: str, scheme: str, model_dir: 
         for i, case in enumerate(cases)
     ]
     tokens = run(worker, requests)
-    assert [tokens[f"r{i}", 0] for i in range(len(cases))] == generated(path, scheme, cases)
+    assert [tokens[f"r{i}", 0] for i in range(len(cases))] == quantized_generate(
+        path, scheme, cases, TOKENS
+    )
     whole = engine(path)
     assert worker.parameter_bytes["language"] < whole.parameter_bytes["language"]
     worker.close()
@@ -123,28 +112,3 @@ def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         quantize(model, "int4", torch.bfloat16, "cpu")
     with pytest.raises(ConfigError, match="no linear layers"):
         quantize(torch.nn.Sequential(), "int8", torch.float32, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("form", "why"),
-    [
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors"),
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "homemade"}, "homemade"),
-    ],
-)
-def test_a_checkpoint_whose_library_is_missing(
-    form: dict[str, object], why: str, model_dir: ModelDir, tmp_path: Path
-) -> None:
-    path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "quantization_config": form}))
-    with pytest.raises(ConfigError, match=f"--model: .*{why}") as caught:
-        engine_of_copy(path)
-    assert "\n" not in caught.value.message
-
-
-def engine_of_copy(path: Path) -> None:
-    from services.engine.model.language import LanguageModel
-
-    LanguageModel(path, torch.float32, "cpu")

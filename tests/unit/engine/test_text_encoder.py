@@ -11,7 +11,7 @@ from protocol.pooling import Pooler, PoolingParams, unpacked
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.config import EngineConfig
 from services.engine.engine import Engine
-from tests.support.tiny_encoders import LABELS, build_encoder, encoded_vector, head_logits
+from tests.support.tiny_encoders import KINDS, LABELS, build_encoder, encoded_vector, head_logits
 
 INPUTS = ([5, 6, 7], list(range(40, 110)), [9], list(range(60, 90)), list(range(50, 105)))
 REL, ABS = 1e-4, 1e-5
@@ -53,7 +53,7 @@ def near(found: list[list[float]], expected: list[list[float]]) -> None:
         assert one == pytest.approx(other, rel=REL, abs=ABS)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_of_a_batch_equal_those_of_each_alone(
     kind: str, pooling: Any, tmp_path: Path
@@ -74,8 +74,9 @@ def test_an_input_is_never_split(tmp_path: Path) -> None:
     assert worker.counters()["preemptions"] == 0
 
 
-def test_classes_have_probabilities(tmp_path: Path) -> None:
-    path = build_encoder(tmp_path / "bert", labels=LABELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_have_probabilities(kind: str, tmp_path: Path) -> None:
+    path = build_encoder(tmp_path / kind, kind, labels=LABELS)
     logits = [head_logits(path, list(given)) for given in INPUTS]
     pooler = Pooler("classify", 3, normalize=False, encoder=True, labels=LABELS,
                     activation="softmax")  # fmt: skip
@@ -100,6 +101,15 @@ def test_pairs_are_scored_by_their_types(tmp_path: Path) -> None:
     near(found, expected)
     other = answers(engine(path, pooler), PoolingParams("score", 1, second=50))
     assert other[1] != pytest.approx(found[1], rel=REL, abs=ABS)
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "xlm-roberta"])
+def test_pairs_of_a_model_without_types(kind: str, tmp_path: Path) -> None:
+    """A cross-encoder such as bge-reranker: where the second text begins makes no difference."""
+    path = build_encoder(tmp_path / kind, kind, labels=("LABEL_0",))
+    pooler = Pooler("score", 1, normalize=False, encoder=True, activation="sigmoid")
+    found = answers(engine(path, pooler), PoolingParams("score", 1, second=1))
+    near(found, [torch.sigmoid(head_logits(path, list(given))).tolist() for given in INPUTS])
 
 
 def test_what_a_directory_lacks_is_named(tmp_path: Path) -> None:

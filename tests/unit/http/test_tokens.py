@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,12 @@ def test_a_long_text_does_not_stop_the_others(front: Frontend) -> None:
         async with asking(Server(front, room=100)) as (ask, _):
             long = asyncio.ensure_future(ask("/tokenize", {"prompt": "Hello, world " * 80_000}))
             await asyncio.sleep(0.05)
-            longest, turns, begun = 0.0, 0, time.monotonic()
+            turns = 0
             while not long.done():
-                start = time.monotonic()
                 await asyncio.sleep(0.005)
-                longest, turns = max(longest, time.monotonic() - start), turns + 1
+                turns += 1
             assert (await long)[0] == 200
-            assert turns > 10 and longest < (time.monotonic() - begun) / 2
+            assert turns > 5, "a loop that tokenizes has one turn or two"
 
     run(work)
 

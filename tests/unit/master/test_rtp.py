@@ -48,7 +48,7 @@ async def test_rtp_llms_client_gets_every_role_and_where_its_grpc_listens() -> N
     answer = await scheduled(service)
     assert (answer["code"], answer["success"]) == (200, True)
     servers = [(s["role"], s["server_ip"], s["grpc_port"]) for s in answer["server_status"]]
-    assert servers == [(1, "p0", 9001), (2, "d0", 2), (3, "e0", 9003)]
+    assert servers == [(1, "p0", 9001), (2, "d0", 0), (3, "e0", 9003)]
     debug = answer["server_status"][0]["debug_info"]
     assert all(type(value) is int for value in debug.values())
 

@@ -112,6 +112,9 @@ def stream() -> None:
 
 def priority() -> None:
     assert parsed(priority=3).priority(0) == decode(priority=3)["priority"] == 3
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(priority=-1).priority(0)
+    assert caught.value.param == "priority"
 
 
 def return_token_ids() -> None:

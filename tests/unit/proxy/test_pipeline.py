@@ -31,11 +31,13 @@ class Workers:
         self.generating = asyncio.Event()
         self.generating.set()
         self.asked: list[EncodeItem] = []
+        self.holders: list[str] = []
         self.dropped = 0
 
     async def encode(self, request: web.Request) -> web.Response:
         wanted = decode_encode(await request.read())
         self.asked += wanted.items
+        self.holders.append(wanted.holder)
         try:
             await self.encoded.wait()
         except asyncio.CancelledError:
@@ -120,6 +122,48 @@ def test_a_client_that_leaves_ends_its_encode_call() -> None:
             client.cancel()
             await eventually(lambda: workers.dropped == 1)
             assert not pipeline.stages.encode_stage.busy
+
+    run(work)
+
+
+def test_requests_that_share_a_picture_send_it_once_and_ask_each_for_itself() -> None:
+    """The encoder keeps an entry for every request that has asked, so that whoever has joined asks
+    once more, without bytes, when the first has its answer."""
+
+    async def work() -> None:
+        workers = Workers()
+        async with workers.pipeline() as pipeline:
+            encoding = pipeline.stages.encode_stage
+            clients = [asyncio.create_task(tokens(pipeline, name)) for name in ("1", "2", "3")]
+            assert await asyncio.gather(*clients) == [[7]] * 3
+            assert workers.holders == ["1"] and encoding.busy
+            workers.encoded.set()
+            await eventually(lambda: len(workers.asked) == 3 and not encoding.busy)
+            assert [item.data for item in workers.asked] == [b"picture", None, None]
+            assert sorted(workers.holders) == ["1", "2", "3"]
+
+    run(work)
+
+
+def test_a_shared_picture_is_encoded_as_long_as_one_request_waits_for_it() -> None:
+    async def work() -> None:
+        workers = Workers()
+        workers.generating.clear()
+        async with workers.pipeline() as pipeline:
+            encoding = pipeline.stages.encode_stage
+            first = asyncio.create_task(tokens(pipeline, "1"))
+            await eventually(lambda: len(workers.asked) == 1)
+            flight = encoding._flights.get("a" * 64)
+            assert flight is not None
+            others = [asyncio.create_task(tokens(pipeline, name)) for name in ("2", "3")]
+            await eventually(lambda: flight.waiters == 3)
+            for client in (first, others[0]):
+                client.cancel()
+            await eventually(lambda: flight.waiters == 1)
+            assert encoding.busy and workers.dropped == 0
+            others[1].cancel()
+            await eventually(lambda: workers.dropped == 1 and not encoding.busy)
+            assert workers.holders == ["1"]
 
     run(work)
 

@@ -18,6 +18,7 @@ from protocol.types import (
     PositionLogprobs,
     TokenLogprob,
 )
+from proxy.placement.planner import Plan
 from proxy.tokens.pipeline import ServedModel
 from tests.support.scripted_workers import (
     DONE,
@@ -241,3 +242,31 @@ async def test_an_encoder_that_answers_nonsense_is_left_alone_in_the_end(kind: s
                     await asyncio.sleep(0.005)
         assert stack.breaker(first).successes == 0 and first.breaker.failures == 4
         assert (stack.breaker(second).successes, stack.breaker(second).failures) == (4, 0)
+
+
+async def test_an_encoder_that_is_full_is_not_asked_again() -> None:
+    """Nothing speaks against it, so that only the request itself knows where not to come back."""
+    asked: list[str] = []
+
+    async def full(body: bytes) -> web.Response:
+        asked.append("full")
+        error = {"message": "the queue is full", "type": "overloaded", "code": "overloaded"}
+        return web.json_response({"error": error}, status=503)
+
+    async def good(body: bytes) -> bytes:
+        asked.append("good")
+        return encoded(body, "right")
+
+    workers = [Worker(encode=full), Worker(encode=good)]
+    async with before(encode=workers, decode=[Worker()]) as stack:
+        first, second = stack.fleet.encode
+        names = (f"{number:064x}" for number in range(100))
+        name = next(name for name in names if stack.fleet.by_content(name) is first)
+        request = asking(mm_items=[MMItem(name, "image", 0, 1)])
+        encoding = stack.gateway.pipeline.stages.encode_stage
+        plan = Plan(stack.decode[0], encoders={name: first})
+        async with asyncio.timeout(10):
+            await encoding.run(request, {name: b"picture"}, plan, lambda *_: None)
+        assert asked == ["full", "good"]
+        assert not first.suspect and first.breaker.failures == 0 and first.up
+        assert encoding.encoder_of(name) == second.url

@@ -142,6 +142,9 @@ def test_tests_that_call_the_function_are_chosen_and_the_quickest_first() -> Non
 def test_each_package_has_code_and_a_sample_is_its_seeds() -> None:
     for package in PACKAGES:
         assert len(modules_of(package)) > 5
+    covered = {path.relative_to(ROOT) for package in PACKAGES for path in modules_of(package)}
+    for room in ("proxy/relay/relay.py", "proxy/upstream/client.py", "services/engine/process.py"):
+        assert Path(room) in covered
     modules = modules_of("protocol/keys.py")
     first, again, other = (list(drawn(modules, 5, seed)) for seed in (1, 1, 2))
     assert first == again != other and len(first) == 5

@@ -1,6 +1,7 @@
 """When an engine counts as stalled: by its beats, on a clock of the tests' own."""
 
 from services.engine.pulse import StepClock
+from services.engine.step_sizes import StepSizes
 from services.worker.stall_watch import StallBounds, StallJudge
 
 TICK_S = 0.25
@@ -11,10 +12,15 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.steps = StepClock(lambda: self.now)
+        self.sizes = StepSizes()
+        self.steps = StepClock(self.sizes, lambda: self.now)
 
-    def step(self, seconds: float) -> None:
+    def begin(self, tokens: int = 1) -> None:
         self.steps.begin()
+        self.sizes.does({"tokens": tokens})
+
+    def step(self, seconds: float, tokens: int = 1) -> None:
+        self.begin(tokens)
         self.now += seconds
         self.steps.end()
 
@@ -41,7 +47,7 @@ def test_a_silent_engine_stalls_whether_or_not_it_has_work_and_comes_back() -> N
     for busy in (False, True):
         engine, judge = Engine(), StallJudge(StallBounds(3.0))
         if busy:
-            engine.steps.begin()
+            engine.begin()
         assert judged(judge, engine, 20.0, beating=True) == [""]
         assert judged(judge, engine, 2.75, beating=False) == [""]
         ok, stall = judged(judge, engine, 5.0, beating=False)
@@ -49,22 +55,49 @@ def test_a_silent_engine_stalls_whether_or_not_it_has_work_and_comes_back() -> N
         assert judged(judge, engine, 0.25, beating=True)[-1] == ""
 
 
-def test_a_long_step_is_no_stall_until_it_is_much_longer_than_any() -> None:
+def test_a_step_as_any_other_stalls_at_twice_the_longest() -> None:
     engine, judge = Engine(), StallJudge(StallBounds(3.0))
-    engine.steps.begin()
+    engine.step(0.1, tokens=100)
+    engine.begin(tokens=124)
+    assert judged(judge, engine, 9.5, beating=True) == [""]
+    assert "a step does not end" in judged(judge, engine, 1.0, beating=True)[-1]
+    engine.steps.end()
+    assert judged(judge, engine, 1.0, beating=True)[-1] == ""
+    engine.step(50.0, tokens=124)
+    engine.begin(tokens=90)
+    assert judged(judge, engine, 99.0, beating=True) == [""]
+    assert judged(judge, engine, 2.0, beating=True)[-1]
+
+
+def test_a_step_that_does_more_than_any_may_take_long() -> None:
+    engine, judge = Engine(), StallJudge(StallBounds(3.0))
+    engine.begin(tokens=100)
     assert judged(judge, engine, 100.0, beating=True) == [""]
     assert "a step does not end" in judged(judge, engine, 30.0, beating=True)[-1]
     engine.steps.end()
     assert judged(judge, engine, 1.0, beating=True)[-1] == ""
-    engine.steps.begin()
+    engine.begin(tokens=200)
     assert judged(judge, engine, 4 * 130.0 - 1, beating=True) == [""]
     assert judged(judge, engine, 5.0, beating=True)[-1]
+
+
+def test_work_of_another_kind_may_take_long_once() -> None:
+    engine, judge = Engine(), StallJudge(StallBounds(3.0))
+    engine.step(0.1)
+    for others, stall in (({"grammars": 1}, False), ({"grammars": 1}, True), ({}, True)):
+        engine.begin()
+        engine.sizes.does(others)
+        assert bool(judged(judge, engine, 20.0, beating=True)[-1]) is stall
+        engine.sizes.end()  # not the clock: this step's time is not to count
+    engine.steps.begin()
+    engine.sizes.does_else()
+    assert judged(judge, engine, 20.0, beating=True)[-1] == ""
 
 
 def test_a_bound_for_steps_holds_whatever_was_seen() -> None:
     engine, judge = Engine(), StallJudge(StallBounds(3.0, 10.0))
     engine.step(9.0)
-    engine.steps.begin()
+    engine.begin(tokens=1000)
     assert judged(judge, engine, 9.75, beating=True) == [""]
     assert judged(judge, engine, 1.0, beating=True)[-1]
 

@@ -1,0 +1,1 @@
+"""What guessing tokens ahead is worth: acceptance and speed-up of both methods."""
