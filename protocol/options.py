@@ -46,7 +46,8 @@ class Rule:
     pattern: str | None = None  # regular expression of a text
     check: Check | None = None  # what remains to be checked of the value
     secret: bool = False  # its value is never shown
-    repeated: bool = False  # the flag may be given again: all values, with commas between them
+    # what stands between the values of a flag that may be given again, "" if it may not
+    between: str = ""
     flags: tuple[str, ...] = ()  # further flags, by which other systems name the same
     section: str = ""  # heading that starts with this option, for those that follow it too
 

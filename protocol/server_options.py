@@ -32,7 +32,7 @@ class ClientKeyOptions:
         "keys",
         check=_check_keys,
         secret=True,
-        repeated=True,
+        between=",",
         section="API keys of clients",
     )
     api_key_file: str = option("", "File of further API keys, one in a line.", "path")

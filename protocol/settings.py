@@ -101,10 +101,16 @@ def _from_flags(
     path = values.pop("config", None)
     word = values.pop(_MODEL_WORD, None)
     if word is not None and "model" in values:
-        raise ConfigError(f"--model: the model is given twice, {word} and {values['model']}")
+        other = _joined(values["model"], " and ")
+        raise ConfigError(f"--model: the model is given twice, {word} and {other}")
     values |= {} if word is None else {"model": word}
-    joined = {n: ",".join(v) if isinstance(v, list) else v for n, v in values.items()}
+    joined = {n: _joined(v, rule_of(fields[n]).between) for n, v in values.items()}
     return {name: _Found(flag_of(name), value) for name, value in joined.items()}, path
+
+
+def _joined(value: Any, between: str) -> Any:
+    """All values of a flag that may be given again, as one."""
+    return between.join(value) if isinstance(value, list) else value
 
 
 def _parser(kind: type[Any], fields: _Fields, types: Mapping[str, Any], prog: str) -> _Parser:
@@ -131,7 +137,7 @@ def _add_flag(
         group.add_argument(*flags, dest=name, action=switch, help=text)
     else:
         metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
-        action = "append" if rule.repeated else "store"
+        action = "append" if rule.between else "store"
         group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
 
 

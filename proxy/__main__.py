@@ -32,7 +32,7 @@ from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
 from proxy.siblings import Siblings
 from proxy.upstream.client import UpstreamClient
-from services.frontend.render import Frontend
+from services.frontend.models import Models
 from services.http.access import Access, ApiKeys, check_reach
 from services.http.open_files import raise_limit
 from services.http.server import bind, inherited, serve
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(ProxyConfig, sys.argv[1:] if argv is None else argv, prog="proxy")
+        config = config.with_dialect()
         config.check_workers()
         config.check_timeouts()
         configure_logging("proxy", config.log_level, config.log_format)
@@ -112,11 +113,11 @@ async def run(
     check_reach(
         logger, "--api-key", authenticated, [("--host", config.host)], config.allow_unprotected
     )
-    frontend = _frontend(config)
+    models = _models(config)
     connect_s = config.connect_timeout
     client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
     masters = UpstreamClient(connect_s, key=key, tls=tls)  # the workers' API key is not for them
-    gateway = make_gateway(config, frontend, client, masters)
+    gateway = make_gateway(config, models, client, masters)
     app = served(gateway, access, siblings)
     beside = siblings.answered(gateway.metrics.render) if siblings else contextlib.nullcontext()
     try:
@@ -128,16 +129,16 @@ async def run(
             await asyncio.to_thread(gateway.tracer.close)
         await masters.close()
         await client.close()
-        if frontend is not None:
-            await frontend.close()
+        if models is not None:
+            await models.close()
 
 
-def _frontend(config: ProxyConfig) -> Frontend | None:
+def _models(config: ProxyConfig) -> Models | None:
     """None if workers render; a model that cannot be read is an error unless that is forced."""
     if config.dialect == "openai":
         return None
     try:
-        return Frontend.load(config.to_config())
+        return Models.load(config.to_configs())
     except ConfigError as error:
         hint = "workers that render by themselves need no model here: --dialect openai"
         raise ConfigError(f"{error.message} ({hint})") from None

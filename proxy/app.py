@@ -28,7 +28,7 @@ from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
 from proxy.rtp_status import rtp_status
 from proxy.siblings import Siblings
-from services.frontend.render import Frontend
+from services.frontend.models import Models
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
@@ -69,17 +69,17 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         async with gateway.beside():
             yield
 
-    bodies = bodies_of(renders=gateway.frontend is not None, pools=pools(gateway))
+    bodies = bodies_of(renders=gateway.models is not None, pools=pools(gateway))
     app = described("Triptych proxy", version(), bodies, lifespan)
-    if gateway.frontend is not None:
-        service = service_of(gateway, gateway.frontend)
+    if gateway.models is not None:
+        service = service_of(gateway, gateway.models)
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, gateway.config.response_store_bytes))
         app.include_router(rtp_frontend(service))
         if pools(gateway):
             app.include_router(pooling(service))
-        app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
+        app.include_router(informing(gateway.models, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))
@@ -114,10 +114,10 @@ def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -
     return errors.RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
 
 
-def service_of(gateway: Gateway, frontend: Frontend) -> Service:
-    """What answers the requests that `frontend` renders."""
+def service_of(gateway: Gateway, models: Models) -> Service:
+    """What answers the requests to `models`, which are rendered here."""
     return Service(
-        frontend=frontend,
+        models=models,
         run=gateway.run,
         stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
         admitted=gateway.in_flight.counted,
@@ -129,16 +129,21 @@ def service_of(gateway: Gateway, frontend: Frontend) -> Service:
 def pools(gateway: Gateway) -> bool:
     """Whether vectors and scores are answered here: by a model that has them, or with an error by
     one whose workers are none of another engine, which may have others."""
-    frontend = gateway.frontend
-    if frontend is None or gateway.config.dialect == "openai":
+    models = gateway.models
+    if models is None or gateway.config.dialect == "openai":
         return False
-    return frontend.info.pooler is not None or gateway.config.dialect == "tokens"
+    has_some = any(frontend.info.pooler is not None for frontend in models.all)
+    return has_some or gateway.config.dialect == "tokens"
 
 
-def able(gateway: Gateway) -> bool:
-    """Whether requests can be served, those with pictures too unless the model takes none."""
-    frontend = gateway.frontend
-    return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
+def able(gateway: Gateway, model: str = "") -> bool:
+    """Whether requests can be served, those with pictures too unless the model takes none: to the
+    one that has this first name, or to any."""
+    models, fleet = gateway.models, gateway.fleet
+    if models is None or not models.several:
+        return fleet.able(pictures=models is None or models.first.info.has_media)
+    wanted = [models.known(model)] if model else models.all
+    return any(fleet.able(one.info.has_media, one.name) for one in wanted)
 
 
 def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
@@ -158,7 +163,8 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
     @routes.get("/health")
     async def health() -> Response:
         """200 if requests can be served; the body tells each worker's state, which workers cannot
-        serve a request together, and whether the proxy is about to stop."""
+        serve a request together, whether the proxy is about to stop, and of several models which
+        ones can be served."""
         fleet = gateway.fleet
         stages = {"encode": fleet.encode, "prefill": fleet.prefill, "decode": fleet.decode}
         workers = {
@@ -167,6 +173,9 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
         }
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
+        if gateway.models is not None and gateway.models.several:
+            names = [one.name for one in gateway.models.all]
+            body["models"] = {name: "up" if able(gateway, name) else "down" for name in names}
         return JSONResponse(body, status_code=200 if able(gateway) else 503)
 
     @routes.get("/ping")

@@ -19,22 +19,22 @@ from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.mistakes import MistakeLog
-from proxy.fleet.own_model import OwnModel
+from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe, probe_first
 from proxy.fleet.state_log import StateLog
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
-from proxy.placement.needs import ModelNames
 from proxy.placement.own_view import OwnView, Room
 from proxy.placement.planner import Planner
 from proxy.placement.reporter import Reporter
 from proxy.tokens.encode_stage import EncodeStage
-from proxy.tokens.pipeline import Pipeline, ServedModel
+from proxy.tokens.pipeline import Pipeline
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.background import supervised
 
@@ -43,21 +43,19 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 def make_gateway(
-    config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient, masters: UpstreamClient
+    config: ProxyConfig, models: Models | None, client: UpstreamClient, masters: UpstreamClient
 ) -> Gateway:
-    """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
-    pools = frontend is not None and frontend.info.pooler is not None
-    fleet = make_fleet(config, pools=pools)
-    fleet.own = own_model(config, frontend)
+    """Everything a proxy consists of; the caller owns `client`, that to `masters`, `models`."""
+    pools = models is not None and any(one.info.pooler is not None for one in models.all)
+    fleet = make_fleet(config, pools=pools, own=own_models(config, models))
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
-    if frontend is not None:
-        fleet.subscribe(partial(_tell_adapters, fleet, frontend))
+    if models is not None:
+        fleet.subscribe(partial(_tell_adapters, fleet, models))
     master: MasterClient | None = None
     if config.master_url:
         master = MasterClient(config.urls_of_masters(), masters)
-    named = (served_names(frontend) or ("",))[0] if config.vllm_metrics else None
-    metrics = ProxyMetrics(fleet, master, named)
+    metrics = ProxyMetrics(fleet, master, _shown_names(models) if config.vllm_metrics else None)
     planner: Planner = (alone := make_own_view(config, fleet, metrics))
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
@@ -65,41 +63,46 @@ def make_gateway(
         dns = DnsFollower(fleet, dns_names)
         first = {"looking up workers": dns.once, **first}
         beside["looking up workers"] = lambda: dns.run(config.dns_interval)
-    names = ModelNames.of(frontend)
     if master is not None:
-        watcher, reporter = FleetWatcher(master, fleet, served_names(frontend)), Reporter(master)
+        watcher, reporter = FleetWatcher(master, fleet, served_names(models)), Reporter(master)
         planner = MasterPlanner(fleet, master, watcher, reporter, alone, metrics)
         first = {"following the master": lambda: watcher.once(0.0), **first}
         beside |= {"following the master": watcher.run, "reporting to the master": reporter.run}
-    model = ServedModel(names)
-    if frontend is not None:
-        model = ServedModel(names, frontend.info.vocab_size)
     return make_core(
-        config, fleet, client, metrics, planner, frontend, model, lambda: running(first, beside)
+        config, fleet, client, metrics, planner, models, lambda: running(first, beside)
     )
 
 
-def _tell_adapters(fleet: Fleet, frontend: Frontend) -> None:
+def _tell_adapters(fleet: Fleet, models: Models) -> None:
     """Clients may name the adapters that workers have, but for the model's own names."""
-    frontend.served.adapters = {
-        name: revision
-        for name, revision in fleet.models.adapters.items()
-        if revision and name not in frontend.config.names
-    }
+    for frontend in models.all:
+        frontend.served.adapters = {
+            name: revision
+            for name, revision in fleet.models.adapters_with(frontend.name).items()
+            if revision and name not in frontend.config.names
+        }
 
 
-def own_model(config: ProxyConfig, frontend: Frontend | None) -> OwnModel:
+def own_models(config: ProxyConfig, models: Models | None) -> OwnModels:
     """What the flags say that the workers serve."""
-    if frontend is None:
-        names = (name.strip() for name in config.served_model_name.split(","))
-        return OwnModel(tuple(name for name in names if name))
+    if models is None:
+        return OwnModels(OwnModel(config.served_names))
+    return OwnModels(*map(_own_model, models.all))
+
+
+def _own_model(frontend: Frontend) -> OwnModel:
     info = frontend.info
     return OwnModel(frontend.config.names, info.name, info.revision, frontend.tokenizer.digest)
 
 
-def served_names(frontend: Frontend | None) -> tuple[str, ...]:
-    """Names of this proxy's model, none if it takes any."""
-    return () if frontend is None else frontend.config.names
+def served_names(models: Models | None) -> tuple[str, ...]:
+    """Names of this proxy's only model, none if it takes any, or has several (`RenderedModels`)."""
+    return () if models is None or models.several else models.first.config.names
+
+
+def _shown_names(models: Models | None) -> str:
+    """What metrics under vLLM's names, which count all requests together, call the model."""
+    return "" if models is None else ",".join(frontend.name for frontend in models.all)
 
 
 def make_core(
@@ -108,8 +111,7 @@ def make_core(
     client: UpstreamClient,
     metrics: ProxyMetrics,
     planner: Planner,
-    frontend: Frontend | None = None,
-    model: ServedModel | None = None,
+    models: Models | None = None,
     beside: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> Gateway:
     """A gateway around a fleet and a planner."""
@@ -120,9 +122,9 @@ def make_core(
     times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
     encode_stage = EncodeStage(dispatch, client, config.encode_timeout)
     stages = TokensStages(WorkerCalls(client, dispatch, times), encode_stage, planner)
-    pipeline = Pipeline(stages, planner, dispatch, config.request_timeout, model or ServedModel())
+    pipeline = Pipeline(stages, planner, dispatch, config.request_timeout)
     return Gateway(
-        config, frontend, fleet, client, metrics, in_flight, planner, dispatch, pipeline, beside
+        config, models, fleet, client, metrics, in_flight, planner, dispatch, pipeline, beside
     )
 
 
@@ -163,14 +165,15 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
     return OwnView(fleet, admission)
 
 
-def make_fleet(config: ProxyConfig, *, pools: bool = False) -> Fleet:
+def make_fleet(config: ProxyConfig, *, pools: bool = False, own: OwnModels | None = None) -> Fleet:
     """`ConfigError` without a worker that decodes, where none can be added later. A model that
-    `pools` needs only workers that prefill."""
+    `pools` needs only workers that prefill. `own`: as of `Fleet`."""
     fleet = Fleet.from_urls(
         config.encode_servers_urls,
         config.prefill_servers_urls,
         config.decode_servers_urls,
         lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
+        own,
     )
     name_consumers(fleet, config)
     fleet.force_dialect(config.dialect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from protocol.errors import ConfigError
@@ -24,8 +24,8 @@ from protocol.options import (
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
 from proxy.flag_scopes import NOTES
+from proxy.model_options import ModelOptions
 from proxy.worker_urls import worker_urls
-from services.frontend.options import FrontendOptions
 
 
 def _check_header(key: str) -> None:
@@ -35,7 +35,7 @@ def _check_header(key: str) -> None:
 
 @dataclass(frozen=True)
 class ProxyConfig(
-    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+    ModelOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 ):
     """Resolved once at start."""
 
@@ -233,6 +233,12 @@ class ProxyConfig(
     log_level: str = log_level_option()
     log_format: str = log_format_option()
     vllm_metrics: bool = vllm_metrics_option()
+
+    def with_dialect(self) -> ProxyConfig:
+        """With the dialect of a proxy of several models, which is known."""
+        if self.dialect == "auto" and len(self.models) > 1:
+            return replace(self, dialect="tokens")
+        return self
 
     def check_workers(self) -> None:
         """`ConfigError` if several processes cannot serve what other flags ask for."""

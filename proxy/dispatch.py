@@ -132,7 +132,8 @@ class Dispatch:
 
     def _others(self, tries: Tries, stage: Role) -> bool:
         """Whether a worker is left that has not failed the work."""
-        return any(one not in tries.avoid for one in self.fleet.usable(stage, tries.avoid))
+        able = self.fleet.usable(stage, tries.avoid, tries.wanted_model)
+        return any(one not in tries.avoid for one in able)
 
     async def placed(self, tries: Tries, place: Callable[[], Awaitable[_T]]) -> _T:
         """What `place` finds; a refusal is final unless the request is owed a worker."""

@@ -22,8 +22,9 @@ from proxy.placement.planner import Planner
 from proxy.recent_requests import RecentRequests
 from proxy.request_log import RequestLog
 from proxy.request_state import Caller
-from proxy.tokens.pipeline import Pipeline
+from proxy.tokens.pipeline import Pipeline, ServedModel
 from proxy.upstream.client import UpstreamClient
+from services.frontend.models import Models
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
@@ -34,7 +35,7 @@ from services.http.traces import make_tracer
 class Gateway:
     """Owns nothing that outlives a request but counts and connections.
 
-    `frontend`: None if the proxy renders nothing, so that every request is relayed.
+    `models`: what it renders for; None if it renders nothing, so that every request is relayed.
     `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
     `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
     `beside`: what goes on while requests are served.
@@ -43,7 +44,7 @@ class Gateway:
     """
 
     config: ProxyConfig
-    frontend: Frontend | None
+    models: Models | None
     fleet: Fleet
     client: UpstreamClient
     metrics: ProxyMetrics
@@ -65,12 +66,22 @@ class Gateway:
         self.recent = RecentRequests(self.config.page)
         self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
+        self._served: dict[str, ServedModel] = {}
+        if (models := self.models) is not None:
+            alone = not models.several
+            self._served = {one.name: ServedModel.of(one, alone=alone) for one in models.all}
+
+    @property
+    def frontend(self) -> Frontend | None:
+        """Of the first model: the only one where requests can be relayed too."""
+        return None if self.models is None else self.models.first
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages.
         `InvalidRequest` if the model does not do what it asks for."""
-        if self.frontend is not None:
-            check_task(rendered.generate.pooling, self.frontend.info.pooler)
+        if self.models is not None:
+            pooler = self.models.known(rendered.model).info.pooler
+            check_task(rendered.generate.pooling, pooler)
         request, output = self._allowed(rendered.generate), rendered.output
         record = rendered.record
         record.streamed = output.stream
@@ -80,7 +91,8 @@ class Gateway:
         stops = bool(output.stop)
         timeline = Timeline(self.metrics, record, streamed=output.stream, stops=stops)
         caller = Caller(rendered.tenant, rendered.session)
-        return self.pipeline.run(request, rendered.media, caller, timeline)
+        served = self._served.get(rendered.model)
+        return self.pipeline.run(request, rendered.media, caller, timeline, served)
 
     def begun(self, record: RequestRecord) -> None:
         """A request begins, perhaps within a trace of its client's."""

@@ -20,13 +20,17 @@ async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[i
     place = Place("proxy", config.host, config.max_in_flight, config)
 
     def behind() -> Behind:
-        if gateway.frontend is None:
+        if gateway.models is None:
             raise ConfigError(
                 "--kserve-grpc-port, --rtp-grpc-port: they need a model that the proxy renders for:"
                 " not with --dialect openai"
             )
-        service = service_of(gateway, gateway.frontend)
-        return Behind(service, lambda: able(gateway) and not gateway.life.draining, access)
+        service = service_of(gateway, gateway.models)
+
+        def takes(model: str) -> bool:
+            return able(gateway, model) and not gateway.life.draining
+
+        return Behind(service, takes, access)
 
     async with (
         door("kserve", config.kserve_grpc_port, place, behind) as kserve,

@@ -32,6 +32,7 @@ class Tries:
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
+    `wanted_model`: as of `Need`; who else could do the work serves it too.
     `record`: where its stages, workers and attempts are noted.
     """
 
@@ -46,6 +47,7 @@ class Tries:
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
+    wanted_model: str | None = None
     record: RequestRecord = field(default_factory=RequestRecord)
 
     @property

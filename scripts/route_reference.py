@@ -18,6 +18,7 @@ from proxy import app as proxy_app
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.upstream.client import UpstreamClient
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.access import STATUS_PATHS, Access, ApiKeys
 from services.http.api_routes import GENERATING, INFORMING, POOLING
@@ -122,7 +123,7 @@ def _proxy(frontend: Frontend, client: UpstreamClient) -> FastAPI:
         "http://127.0.0.1:1",
     ]
     config = resolve(ProxyConfig, flags, {})
-    return proxy_app.create_app(make_gateway(config, frontend, client, client))
+    return proxy_app.create_app(make_gateway(config, Models([frontend]), client, client))
 
 
 def _worker_config() -> WorkerConfig:

@@ -16,44 +16,44 @@ from blake3 import blake3
 from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
-from proxy.fleet.own_model import OwnModel
+from proxy.fleet.own_model import OwnModels, models_of
 from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
+from proxy.fleet.rendered_models import RenderedModels
 from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
+from proxy.fleet.worker_lists import WorkerLists
 from proxy.worker_urls import split_urls
 
 Relayed = Literal["none", "media", "all"]
 Some = Sequence[Instance]
+_COMPUTING: tuple[Role, Role] = ("prefill", "decode")
 
 
 @dataclass
-class Fleet:
-    """Lists of workers by role, kept true to the facts by `proxy.fleet.probing` or a master.
+class Fleet(WorkerLists):
+    """Its lists are kept true to the facts by `proxy.fleet.probing` or a master.
 
-    `encode`, `prefill`, `decode`: the workers that serve these stages.
     `breaker`: makes the circuit breaker of a worker that is added.
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
-    `models`: what they serve, as a master tells.
-    `own`: what this proxy was told they serve. `unserved`: the models that a master's workers serve
-    where none is this proxy's. `misfits`: how many workers read other tokens than it renders.
+    `own`: what this proxy was told they serve. `models`: what they serve, as they or a master tell.
+    `unserved`: models of a master's workers that are none of this proxy's; where that has one model
+    alone, only while no worker serves it. `misfits`: how many workers read other tokens than it
+    renders.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `pushed_to`: whether there are workers that encoders push embeddings to.
     `_leaving` are removed, but may have calls. `_doubtful` are to be probed at once.
     """
 
-    encode: list[Instance] = field(default_factory=list)
-    prefill: list[Instance] = field(default_factory=list)
-    decode: list[Instance] = field(default_factory=list)
     breaker: Callable[[], Breaker] = Breaker
     relayed: Relayed = "none"
     forced: Dialect | None = None
     watched: bool = False
     resumers: int = 0
     pushed_to: bool = False
-    models: ServedModels = field(default_factory=ServedModels)
-    own: OwnModel = field(default_factory=OwnModel)
+    own: OwnModels = field(default_factory=OwnModels)
+    models: ServedModels = field(init=False)
     unserved: tuple[str, ...] = ()
     misfits: int = 0
     _leaving: list[Instance] = field(default_factory=list)
@@ -62,12 +62,20 @@ class Fleet:
     _observers: list[Callable[[], None]] = field(default_factory=list)
     _turns: Counter[Role] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        names = [one.names for one in self.own.all]
+        self.models = RenderedModels(names) if self.own.several else ServedModels()
+
     @staticmethod
     def from_urls(
-        encode: str, prefill: str, decode: str, breaker: Callable[[], Breaker] = Breaker
+        encode: str,
+        prefill: str,
+        decode: str,
+        breaker: Callable[[], Breaker] = Breaker,
+        own: OwnModels | None = None,
     ) -> Fleet:
         """From the comma-separated flags; `ConfigError` if a list is not one of URLs."""
-        fleet = Fleet(breaker=breaker)
+        fleet = Fleet(breaker=breaker, own=own or OwnModels())
         lists: tuple[tuple[Role, str], ...] = (
             ("encode", encode),
             ("prefill", prefill),
@@ -91,25 +99,6 @@ class Fleet:
             self.of(instance.role).remove(instance)
             self._leaving.append(instance)
         instance.removed, instance.up = True, False
-
-    def move(self, instance: Instance, role: Role) -> None:
-        """A worker serves another role from here on; its calls go on."""
-        if instance in self.of(instance.role):
-            self.of(instance.role).remove(instance)
-            self.of(role).append(instance)
-        instance.role = role
-
-    def find(self, role: Role, url: str) -> Instance | None:
-        return next((i for i in self.of(role) if i.url == url), None)
-
-    def all(self) -> list[Instance]:
-        return [*self.encode, *self.prefill, *self.decode]
-
-    def of(self, role: Role) -> list[Instance]:
-        """The workers of a role."""
-        if role == "encode":
-            return self.encode
-        return self.prefill if role == "prefill" else self.decode
 
     def to_probe(self) -> Iterable[Instance]:
         """Workers that no master knows, that have not said all of themselves, or that leave."""
@@ -152,9 +141,13 @@ class Fleet:
             observe()
 
     def judge(self, instance: Instance) -> None:
-        """Whether its model reads what this proxy renders: to be called once it has said what it
-        is. Where all requests are relayed, workers render them."""
-        instance.misfit = self.relayed != "all" and self.own.misreads(instance)
+        """Which of this proxy's models it serves, and whether it reads what is rendered for that:
+        to be called once it has said what it is. Where all requests are relayed, workers render
+        them."""
+        names = instance.models - instance.adapters.keys()
+        instance.rendered = self.models.named(instance.model, names)
+        own = self.own.of(instance.rendered)
+        instance.misfit = self.relayed != "all" and own.misreads(instance)
 
     def subscribe(self, observe: Callable[[], None]) -> None:
         """Have `observe` called whenever workers may have come, gone or changed."""
@@ -232,47 +225,70 @@ class Fleet:
         computing = instance.role != "encode" and self.relayed != "all"
         peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
         now = time.monotonic()
-        others = (peer for peer in peers if peer is not instance and not peer.late_probes)
+        others = (
+            peer
+            for peer in peers
+            if peer is not instance and not peer.late_probes and peer.rendered == instance.rendered
+        )
         return any(peer.usable(now) for peer in others)
 
     def by_content(
-        self, mm_hash: str, avoid: Sequence[Instance] = (), reader: str = ""
+        self, mm_hash: str, avoid: Some = (), model: str | None = None, reader: str = ""
     ) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache. Without an encoder, one that could become one. `reader`:
-        as of `usable`."""
-        able = self.usable("encode", avoid, reader=reader)
-        if not able and reader and self.usable("encode"):
+        a repeated picture meets its cache. Without an encoder, one that could become one. `model`,
+        `reader`: as of `usable`."""
+        able = self.usable("encode", avoid, model, reader)
+        if not able and reader and self.usable("encode", (), model):
             raise Unreadable
         if not able:
-            computing = (*self.usable("prefill", avoid), *self.usable("decode", avoid))
-            able = [one for one in computing if one.changes_role]
+            computing = (self.usable(role, avoid, model) for role in _COMPUTING)
+            able = [one for some in computing for one in some if one.changes_role]
         if not able:
-            raise self.no_worker("encode")
+            raise self.no_worker("encode", model)
         return rendezvous(able, mm_hash)
 
-    def able(self, pictures: bool) -> bool:
+    def able(self, pictures: bool, model: str | None = None) -> bool:
         """Whether a request could be placed; `pictures`: also one with any, if they are encoded
-        apart. Without relaying, prefill and decode workers stand in for each other."""
-        decode, prefill = bool(self.usable("decode")), bool(self.usable("prefill"))
+        apart. Without relaying, prefill and decode workers stand in for each other. `model`: as of
+        `usable`."""
+        decode = bool(self.usable("decode", (), model))
+        prefill = bool(self.usable("prefill", (), model))
         relays = self.relayed == "all"
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
-        return computed and (not pictures or not self.encode or bool(self.usable("encode")))
+        return computed and (not pictures or self._encodes(model))
+
+    def _encodes(self, model: str | None) -> bool:
+        """Whether pictures can be encoded, apart or by the workers that compute."""
+        known = self.encode if model is None else self.models.serving(self.encode, model)
+        return not known or bool(self.usable("encode", (), model))
 
     def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
-        now = time.monotonic()
-        misfits = [one for one in (*self.prefill, *self.decode) if one.misfit and one.up]
+        meant = self.models.meant(model)
+        misfits = [one for one in self.computing(meant) if one.misfit and one.up]
         if misfits and role != "encode":
-            return WrongTokenizer(self.own.refusal(misfits), retry_after_s=1.0)
-        if self.unserved:
-            return NoWorker(self.own.unserved(self.unserved), retry_after_s=1.0)
+            own = self.own.of(misfits[0].rendered)
+            return WrongTokenizer(own.refusal(misfits), retry_after_s=1.0)
+        if others := self._others(meant):
+            return NoWorker(self.own.of(meant).unserved(others), retry_after_s=1.0)
+        now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         why = f"no {role} worker is up"
-        if model in self.models.adapters and self.usable(role):
+        if self.models.rendered and model:
+            why = f"no {role} worker that serves '{model}' is up"
+        elif model in self.models.adapters and self.usable(role):
             other = "prefill" if role == "decode" else "decode"
             why = f"no {role} worker has adapter '{model}' in the files that {other} workers have"
         return NoWorker(why, retry_after_s=min(waits, default=1.0))
+
+    def _others(self, meant: str) -> Sequence[str]:
+        """Models that workers serve, where none serves the one that a request means."""
+        if not self.own.several:
+            return self.unserved
+        if not meant or any(one.rendered == meant for one in self.all()):
+            return ()
+        return self.unserved or models_of(one for one in self.all() if not one.rendered)
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

@@ -13,6 +13,7 @@ from protocol.registry import InstanceInfo, InstanceRole
 from protocol.types import Role
 from protocol.worker_views import WORKERS_PATH, Workers, WorkerView
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.rendered_models import RenderedModels
 from proxy.fleet.worker import Instance, stage_of
 from proxy.placement.master_client import MasterAway, MasterClient
 
@@ -30,7 +31,8 @@ class FleetWatcher:
 
     `names` are those of the proxy's model, none if it takes any. `model` is the name by which the
     workers serve it: one of these, or, where no worker knows these but all serve one model, that
-    one; then the proxy's names are aliases. Empty until a worker has come.
+    one; then the proxy's names are aliases. Empty until a worker has come. Of a fleet with
+    `RenderedModels`, these say which workers are the proxy's, and `names` are none.
     """
 
     def __init__(self, link: MasterClient, fleet: Fleet, names: Sequence[str] = ()) -> None:
@@ -38,6 +40,7 @@ class FleetWatcher:
         self._fleet = fleet
         self._names = tuple(names)
         self._views: dict[str, WorkerView] = {}
+        self._rendered = fleet.models if isinstance(fleet.models, RenderedModels) else None
         self.model = ""
         self._version = ""
         self._of = ""
@@ -101,6 +104,10 @@ class FleetWatcher:
 
     def _choose_model(self) -> bool:
         """Whether the workers' name of the model is another from here on."""
+        if self._rendered is not None:
+            infos = [view.info for view in self._views.values()]
+            self._fleet.unserved = tuple(sorted({i.model for i in infos if not self._is_ours(i)}))
+            return False
         served = {view.info.model for view in self._views.values()}
         chosen = next((name for name in self._names if name in served), "")
         if not chosen and len(served) == 1:
@@ -114,10 +121,16 @@ class FleetWatcher:
         return True
 
     def _is_ours(self, info: InstanceInfo) -> bool:
-        return _role(info.role) is not None and (not self._names or info.model == self.model)
+        if _role(info.role) is None:
+            return False
+        if self._rendered is not None:
+            return bool(self._rendered.named(info.model, info.aliases))
+        return not self._names or info.model == self.model
 
     def asked_for(self, name: str) -> str:
         """The workers' name of the model that a request names."""
+        if self._rendered is not None:
+            return self._rendered.workers_name(name)
         return self.model or name if name in self._names else name
 
     def _leave(self, name: str, cause: str) -> None:

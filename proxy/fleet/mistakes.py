@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from operator import attrgetter
 
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.model_mistakes import about_own_model, strangers
+from proxy.fleet.model_mistakes import about_own_models, strangers
 from proxy.fleet.pair_mistakes import unpaired_ec, unpaired_kv
 from proxy.fleet.worker import Instance
 
@@ -14,12 +16,20 @@ logger = logging.getLogger(__name__)
 
 def mistakes_of(fleet: Fleet) -> list[str]:
     """A sentence for each mistake, which names the workers and the flags to look at."""
-    found = about_own_model(fleet)
-    if not (fleet.watched and fleet.models.several):
-        return found + _among(fleet.encode, fleet.prefill, fleet.decode)
-    for model in sorted({worker.model for worker in fleet.all()}):
-        groups = (fleet.encode, fleet.prefill, fleet.decode)
-        found += _among(*([one for one in group if one.model == model] for group in groups))
+    found = about_own_models(fleet)
+    if fleet.models.rendered:
+        return found + _of_each(fleet, attrgetter("rendered"))
+    if fleet.watched and fleet.models.several:
+        return found + _of_each(fleet, attrgetter("model"))
+    return found + _among(fleet.encode, fleet.prefill, fleet.decode)
+
+
+def _of_each(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[str]:
+    """Of the workers of one model after the other."""
+    found: list[str] = []
+    groups = (fleet.encode, fleet.prefill, fleet.decode)
+    for model in sorted({model_of(worker) for worker in fleet.all()} - {""}):
+        found += _among(*([one for one in group if model_of(one) == model] for group in groups))
     return found
 
 

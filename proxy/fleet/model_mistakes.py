@@ -6,25 +6,29 @@ from collections import Counter
 from collections.abc import Sequence
 
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.own_model import models_of
+from proxy.fleet.own_model import OwnModel, models_of
 from proxy.fleet.worker import Instance
 
 
-def about_own_model(fleet: Fleet) -> list[str]:
+def about_own_models(fleet: Fleet) -> list[str]:
     """Where the proxy's own --model and --served-model-name are not what the workers serve."""
-    return [*_misfits(fleet), *_other_weights(fleet), *_unserved(fleet)]
+    found: list[str] = []
+    for own in fleet.own.all:
+        rendered = own.names[0] if fleet.own.several else ""
+        computing = fleet.computing(rendered)
+        found += [*_misfits(own, computing), *_other_weights(fleet, own, computing)]
+    return [*found, *(_unserved_of_several(fleet) if fleet.own.several else _unserved(fleet))]
 
 
-def _misfits(fleet: Fleet) -> list[str]:
+def _misfits(own: OwnModel, computing: Sequence[Instance]) -> list[str]:
     """One sentence for all, as one flag mends it."""
-    workers = [worker for worker in fleet.all() if worker.misfit]
+    workers = [worker for worker in computing if worker.misfit]
     if not workers:
         return []
-    own = fleet.own
     return [
         f"this proxy renders with the tokenizer of --model {own.weights} ({own.tokenizer[:12]}), "
         f"{_named(workers)} another: they get none of its requests; start the proxy "
-        f"with the workers' --model ({models_of(workers)})"
+        f"with the workers' --model ({', '.join(models_of(workers))})"
     ]
 
 
@@ -34,30 +38,49 @@ def _named(workers: Sequence[Instance]) -> str:
     ) + (" has" if len(workers) == 1 else " have")
 
 
-def _other_weights(fleet: Fleet) -> list[str]:
+def _other_weights(fleet: Fleet, own: OwnModel, computing: Sequence[Instance]) -> list[str]:
     """Where no worker at all has the proxy's weights: while they change, some have."""
-    own, computing = fleet.own, (*fleet.prefill, *fleet.decode)
     served = sorted({one.revision for one in computing if one.revision and not one.misfit})
     if not own.revision or fleet.relayed == "all" or not served or own.revision in served:
         return []
     weights = ", ".join(name[:12] for name in served)
     return [
         f"this proxy's --model {own.weights} has the weights {own.revision[:12]}, the workers "
-        f"serve {models_of(computing)} with {weights}: a master finds no cached prefix for its "
-        "requests (start the proxy with the workers' --model)"
+        f"serve {', '.join(models_of(computing))} with {weights}: a master finds no cached prefix "
+        "for its requests (start the proxy with the workers' --model)"
     ]
 
 
 def _unserved(fleet: Fleet) -> list[str]:
     """No worker knows the proxy's names, and of several models none can be what they stand for."""
-    names, served = fleet.own.names, fleet.unserved
-    if not (fleet.own.tokenizer or served):  # a proxy that only relays
+    (own,), served = fleet.own.all, fleet.unserved
+    if not (own.tokenizer or served):  # a proxy that only relays
         known = {name for worker in fleet.all() for name in worker.models}
-        models = sorted({worker.model for worker in fleet.all() if worker.model})
-        served = tuple(models) if len(models) > 1 and known.isdisjoint(names) else ()
-    if not (names and served):
+        models = models_of(fleet.all())
+        served = tuple(models) if len(models) > 1 and known.isdisjoint(own.names) else ()
+    if not (own.names and served):
         return []
-    return [fleet.own.unserved(served)]
+    return [own.unserved(served)]
+
+
+def _unserved_of_several(fleet: Fleet) -> list[str]:
+    """Of the models that the proxy renders for those that no worker serves; and workers of its
+    lists that serve none of them."""
+    served = {worker.rendered for worker in fleet.all()}
+    models = [
+        own.unserved(fleet.unserved)
+        if fleet.unserved
+        else f"no worker serves {' or '.join(own.names)} (see --model, --served-model-name)"
+        for own in fleet.own.all
+        if own.names[0] not in served
+    ]
+    workers = [
+        f"{one.role} worker {one.url} serves {one.model}, which no model of this proxy is called"
+        " (see --served-model-name)"
+        for one in fleet.all()
+        if one.model and not one.rendered
+    ]
+    return models + workers
 
 
 def strangers(workers: Sequence[Instance]) -> list[str]:

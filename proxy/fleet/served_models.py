@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.errors import ModelNotFound
 from protocol.types import Role
@@ -11,7 +11,10 @@ from proxy.fleet.worker import Instance
 
 class ServedModels:
     """Kept true by the fleet. A name is a model's own, an alias, or that of a LoRA adapter; of two
-    models with one name the one whose own it is is meant, else the first."""
+    models with one name the one whose own it is is meant, else the first. `rendered`: first names
+    of the models that this proxy renders for, if they are several (`RenderedModels`)."""
+
+    rendered: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}  # by name
@@ -26,8 +29,18 @@ class ServedModels:
             for name in sorted(worker.models):
                 found.setdefault(name, worker.model)
         self._models = {**found, **{worker.model: worker.model for worker in known}}
-        self.adapters = _adapters_of(known)
+        self.adapters = adapters_of(known)
         self.several = len(set(self._models.values())) > 1
+
+    def named(self, model: str, aliases: Iterable[str]) -> str:
+        """The first name of the model that a worker serves which calls it so, of several that this
+        proxy renders for; "" for none."""
+        return ""
+
+    def meant(self, name: str | None) -> str:
+        """The first name of the model that a request names, of several that this proxy renders for;
+        "" for none."""
+        return ""
 
     def of(self, name: str) -> str:
         """The model that a request's name stands for, "" where all workers serve one: they judge
@@ -40,6 +53,11 @@ class ServedModels:
         if name not in self._models:
             raise ModelNotFound(f"model: no worker serves '{name[:256]}'", param="model")
         return self._models[name]
+
+    def adapters_with(self, model: str) -> Mapping[str, str]:
+        """LoRA adapters of a model by its first name, with their revisions: all, where the proxy
+        renders for no other."""
+        return self.adapters
 
     def has_any(self, workers: Sequence[Instance], name: str) -> bool:
         """Whether one of them serves what a request names, well or not."""
@@ -68,7 +86,7 @@ class ServedModels:
         ]
 
 
-def _adapters_of(workers: Sequence[Instance]) -> dict[str, str]:
+def adapters_of(workers: Sequence[Instance]) -> dict[str, str]:
     """LoRA adapters with the revision that counts: of those that workers which take requests have,
     one that most stages have, the first one of several; else any worker's."""
     found: dict[str, dict[str, set[Role]]] = {}

@@ -55,6 +55,7 @@ class Instance:
     models: frozenset[str] = frozenset()  # this name, its aliases, LoRA adapters
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters → revision or ""
     aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
+    rendered: str = ""  # first name of the model, of several that the proxy renders for
     revision: str = ""  # name of the weights in content keys
     tokenizer: str = ""  # digest of its vocabulary, "" if unknown
     misfit: bool = False  # its model reads other tokens than this proxy renders

@@ -58,7 +58,7 @@ class MasterPlanner:
     async def place(self, state: RequestState, need: Need) -> Plan:
         """Raises what the master says if it has no room."""
         if self._client.present:
-            self._check_readers()
+            self._check_readers(need.wanted_model)
             try:
                 return await self._by_master(state, need)
             except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
@@ -71,15 +71,24 @@ class MasterPlanner:
         self._metrics.placements.labels("proxy").inc()
         return by_load_of(self._fleet, need, state.avoid)
 
-    def _check_readers(self) -> None:
-        """Raises unless some worker reads what this proxy renders, which a master does not know."""
-        fleet = self._fleet
-        if fleet.misfits and all(one.misfit for one in (*fleet.prefill, *fleet.decode)):
-            raise fleet.no_worker("decode")
+    def _check_readers(self, model: str | None) -> None:
+        """Raises if no worker of the model reads what this proxy renders, which a master does not
+        know."""
+        if not self._fleet.misfits:
+            return
+        computing = self._computing(model)
+        if computing and all(one.misfit for one in computing):
+            raise self._fleet.no_worker("decode", model)
+
+    def _computing(self, model: str | None) -> list[Instance]:
+        """Workers that prefill or decode, of several rendered models those of the one named."""
+        return self._fleet.computing(self._fleet.models.meant(model))
 
     def _names_no_model(self, error: TriptychError) -> bool:
-        """Whether the request is wrong; of one model the workers may know further names."""
-        return self._fleet.models.several and isinstance(error, ModelNotFound)
+        """Whether the request is wrong. Of one model the workers may know further names; models
+        that are rendered here are known, whether or not they have workers."""
+        models = self._fleet.models
+        return models.several and not models.rendered and isinstance(error, ModelNotFound)
 
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
@@ -88,15 +97,15 @@ class MasterPlanner:
         )
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
-        plan = self._plan(state, placement)
+        plan = self._plan(state, placement, need.wanted_model)
         if plan.decode.misfit or (plan.prefill is not None and plan.prefill.misfit):
             self.over(need.request_id, AttemptEnd(aborted=True))
-            raise self._fleet.no_worker("decode")
+            raise self._fleet.no_worker("decode", need.wanted_model)
         self._metrics.placements.labels("master").inc()
         return plan
 
     def _asked(self, state: RequestState, need: Need) -> ScheduleRequest:
-        size = self._block_size()
+        size = self._block_size(need.wanted_model)
         return ScheduleRequest(
             need.request_id,
             max(1, need.prompt_tokens),
@@ -121,11 +130,12 @@ class MasterPlanner:
             return state.avoid
         return (*state.avoid, *(one for one in self._fleet.all() if one.misfit))
 
-    def _block_size(self) -> int:
-        sizes = (i.block_size for i in (*self._fleet.prefill, *self._fleet.decode))
+    def _block_size(self, model: str | None) -> int:
+        """Of the workers that serve `model`, which are all unless the proxy renders for several."""
+        sizes = (one.block_size for one in self._computing(model))
         return next((size for size in sizes if size), _BLOCK_SIZE)
 
-    def _plan(self, state: RequestState, placement: Placement) -> Plan:
+    def _plan(self, state: RequestState, placement: Placement, model: str | None = None) -> Plan:
         encoders, held, local = {}, set(), set()
         at = placement.prefill or placement.decode
         for item in placement.encoders:
@@ -144,6 +154,7 @@ class MasterPlanner:
             encoders,
             frozenset(held),
             frozenset(local),
+            model,
         )
 
     def _encodes(self, at: Target) -> bool:

@@ -14,18 +14,18 @@ from services.frontend.render import Frontend
 
 @dataclass(frozen=True)
 class ModelNames:
-    """`served`: for clients and masters. `keyed` and `revision`: in content keys."""
+    """`served`: for clients and masters. `keyed` and `revision`: in content keys. `alone`: all
+    workers of the proxy serve it."""
 
     served: str = ""
     keyed: str = ""
     revision: str = ""
+    alone: bool = True
 
     @staticmethod
-    def of(frontend: Frontend | None) -> ModelNames:
-        if frontend is None:
-            return ModelNames()
+    def of(frontend: Frontend, *, alone: bool) -> ModelNames:
         info = frontend.info
-        return ModelNames(frontend.config.names[0], info.name, info.revision)
+        return ModelNames(frontend.name, info.name, info.revision, alone)
 
 
 def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
@@ -53,6 +53,6 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         items,
         keys,
         wanted.model if adapted else names.served,
-        adapted=adapted,
+        selective=adapted or not names.alone,
         pooling=wanted.pooling is not None,
     )

@@ -66,7 +66,7 @@ def by_load(
     decoding, prefilling = (fleet.usable(role, avoid, model) for role in _COMPUTING)
     if not (decoding or prefilling):
         raise fleet.no_worker("decode", model)
-    reads = reader_of(fleet.usable("encode") if media else ())
+    reads = reader_of(fleet.usable("encode", (), model) if media else ())
     if media:
         prefilling = [one for one in prefilling if reads(one)]
         decoding = [d for d in decoding if reads(d) or any(hands_over(p, d) for p in prefilling)]
@@ -74,22 +74,23 @@ def by_load(
             raise Unreadable
     fresh = [one for one in prefilling if one not in avoid]
     if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
-        return Plan(fleet.lightest(fresh or prefilling))
+        return Plan(fleet.lightest(fresh or prefilling), model=model)
     decode = fleet.lightest(decoding)
     alone = reads(decode)
     if max_tokens == 1 and alone:
-        return Plan(decode)
+        return Plan(decode, model=model)
     partners = [one for one in fresh if hands_over(one, decode)]
     if not (partners or alone):
         partners = [one for one in prefilling if hands_over(one, decode)]
-    return Plan(decode, fleet.lightest(partners) if partners else None)
+    return Plan(decode, fleet.lightest(partners) if partners else None, model=model)
 
 
 class Room:
     """How many requests may be under way. Counted when the fleet changes, not for every request.
 
     `requests`: `per_worker` for each worker that decodes; with `per_worker` 0, twice what it runs
-    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once.
+    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once. Of a
+    model without any that decode, those that prefill count.
     """
 
     def __init__(self, fleet: Fleet, per_worker: int) -> None:
@@ -100,7 +101,12 @@ class Room:
         self.count()
 
     def count(self) -> None:
-        workers = self._fleet.usable("decode") or self._fleet.usable("prefill")
+        fleet = self._fleet
+        workers = [
+            worker
+            for model in fleet.models.rendered or (None,)
+            for worker in fleet.usable("decode", (), model) or fleet.usable("prefill", (), model)
+        ]
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)
         running = [one.max_running or self._per_worker or _UNKNOWN_ROOM for one in workers]

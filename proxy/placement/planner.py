@@ -23,7 +23,8 @@ class Need:
     `items`: its media, each with its place in the prompt.
     `keys`: short keys of the prompt's full blocks, given the block size in tokens.
     `model`: the name that clients use, for masters that serve several.
-    `adapted`: `model` is a LoRA adapter.
+    `selective`: not all workers of this proxy do: it is the name of an adapter, or of one of the
+    several models that the proxy renders for.
     `pooling`: the answer has no tokens, so that nothing is decoded.
     `predicted`: keys are over message parts, since this proxy cannot render the prompt.
     """
@@ -35,14 +36,14 @@ class Need:
     keys: Callable[[int], list[int]]
     model: str = ""
     predicted: bool = False
-    adapted: bool = False
+    selective: bool = False
     pooling: bool = False
 
     @property
     def wanted_model(self) -> str | None:
-        """What to choose workers by: a proxy that renders has workers of its own model alone, and
-        calls it by names that they may not know; adapters it calls as they do."""
-        return self.model if self.predicted or self.adapted else None
+        """What to choose workers by: a proxy that renders for one model has workers of that alone,
+        and calls it by names that they may not know; adapters it calls as they do."""
+        return self.model if self.predicted or self.selective else None
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,15 @@ class Plan:
     """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
     embeddings or has them; items without one are placed by content. `held`: items that need no
     encoder, since the worker that prefills has their embeddings or the KV of their whole span.
-    `local`: items that the worker that prefills encodes by itself."""
+    `local`: items that the worker that prefills encodes by itself. `model`: whose encoders take the
+    items that are placed by content, None for any."""
 
     decode: Instance
     prefill: Instance | None = None
     encoders: Mapping[str, Instance] = field(default_factory=dict)
     held: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
+    model: str | None = None
 
     @property
     def reader(self) -> str:

@@ -43,16 +43,16 @@ def operating(gateway: Gateway) -> APIRouter:
     )
 
     def add(route: PassedRoute) -> None:
-        async def operated(request: Request, worker: str = "") -> Response:
+        async def operated(request: Request, worker: str = "", model: str = "") -> Response:
             check_admin_key(request, gateway.config.admin_api_key)
             async with gateway.bodies.read(request, _MAX_BODY) as body:
-                asked = _asked(gateway, worker)
+                asked = _asked(gateway, worker, model)
                 work = _on_all(gateway, asked, route.path, [body], optional=route.optional)
                 return await while_connected(request, work)
 
         does = (
             f"{route.does} Needs the admin key in X-API-Key. `worker`: the URL of the only one that"
-            " is asked."
+            " is asked. `model`: of several, the one whose workers are asked."
         )
         routes.add_api_route(route.path, operated, methods=[route.method], description=does)
 
@@ -98,8 +98,11 @@ async def _learn_adapters(gateway: Gateway, asked: Sequence[Instance]) -> None:
     gateway.fleet.news()
 
 
-def _asked(gateway: Gateway, url: str) -> list[Instance]:
-    workers = [one for one in gateway.fleet.all() if not url or one.url == url]
+def _asked(gateway: Gateway, url: str, model: str = "") -> list[Instance]:
+    """`ModelNotFound` or `InvalidRequest` if none is meant."""
+    fleet = gateway.fleet
+    workers = fleet.models.serving(fleet.all(), model) if model else fleet.all()
+    workers = [one for one in workers if not url or one.url == url]
     if not workers:
         raise InvalidRequest("no such worker", param="worker", code="unknown_instance")
     return workers

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from proxy.fleet.fleet import Fleet
 from proxy.relay.bodies import RequestBody
 
 
 class OwnNames:
-    """`names`: --served-model-name, comma-separated."""
+    """`names`: of --served-model-name."""
 
-    def __init__(self, fleet: Fleet, names: str) -> None:
+    def __init__(self, fleet: Fleet, names: Iterable[str]) -> None:
         self._fleet = fleet
-        self._names = frozenset(name.strip() for name in names.split(",") if name.strip())
+        self._names = frozenset(names)
 
     def rename(self, request: RequestBody) -> None:
         """A name of the proxy's own stands for the model that all workers serve."""

@@ -53,7 +53,7 @@ class Passing:
         self._gateway = gateway
         self._metrics = gateway.metrics
         self._forwarder = Forwarder(gateway)
-        self._names = OwnNames(gateway.fleet, gateway.config.served_model_name)
+        self._names = OwnNames(gateway.fleet, gateway.config.served_names)
         self._keyed = gateway.config.asks_for_api_keys
         self._min_priority = gateway.config.min_priority
         self._stored = StoredResponses()

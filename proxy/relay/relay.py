@@ -68,7 +68,7 @@ class Relay:
         self._deadlines: list[_Deadline] = []
         self._tracer = gateway.tracer
         self._min_priority = config.min_priority
-        self._names = OwnNames(gateway.fleet, config.served_model_name)
+        self._names = OwnNames(gateway.fleet, config.served_names)
 
     async def close(self) -> None:
         await self._stages.close()

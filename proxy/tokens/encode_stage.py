@@ -29,15 +29,13 @@ _KNOWN = 100_000
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a request, with its bytes, and the encoder it was planned for. `reader`: the EC
-    compatibility of the worker that is to read it."""
+    """An item of a request, with its bytes, and what is planned for the attempt that needs it."""
 
     holder: str
     item: MMItem
     data: bytes
-    place: Instance | None
     record: RequestRecord
-    reader: str = ""
+    plan: Plan
 
     @property
     def mm_hash(self) -> str:
@@ -45,13 +43,14 @@ class _Item:
 
     @property
     def key(self) -> str:
-        return _key(self.mm_hash, self.reader)
+        return _key(self.mm_hash, self.plan)
 
 
-def _key(mm_hash: str, reader: str) -> str:
-    """Of an item's flight, and of its encoder: workers that cannot read from one encoder share
-    neither."""
-    return f"{mm_hash} {reader}" if reader else mm_hash
+def _key(mm_hash: str, plan: Plan) -> str:
+    """Of an item's flight, and of its encoder: neither is shared by workers that cannot read from
+    one encoder, nor by models, which have encoders of their own also where their weights are the
+    same."""
+    return " ".join(filter(None, (mm_hash, plan.reader, plan.model)))
 
 
 @dataclass
@@ -90,14 +89,9 @@ class EncodeStage:
             cached = await self._join(item)
             done(item.mm_hash, time.monotonic() - start, cached)
 
-        def planned(item: MMItem) -> _Item:
-            name = item.mm_hash
-            place = plan.encoders.get(name)
-            return _Item(request.request_id, item, media[name], place, record, plan.reader)
-
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
-            asyncio.create_task(one(planned(item)))
+            asyncio.create_task(one(_Item(request.request_id, item, media[name], record, plan)))
             for name, item in wanted.items()
             if name not in plan.held
         ]
@@ -109,7 +103,7 @@ class EncodeStage:
 
     def encoder_of(self, mm_hash: str, plan: Plan) -> str:
         """URL of the encoder that held a planned item last, "" if none is known."""
-        return self._known.get(_key(mm_hash, plan.reader), "")
+        return self._known.get(_key(mm_hash, plan), "")
 
     @property
     def busy(self) -> bool:
@@ -137,7 +131,7 @@ class EncodeStage:
         encoder that has not answered meanwhile is passed over until it is probed again; requests
         that wait for it go on waiting."""
         for item in items:
-            key = _key(item.mm_hash, plan.reader)
+            key = _key(item.mm_hash, plan)
             self._known.pop(key, None)
             flight = self._flights.forget(key)
             if flight is not None and flight.worker is not None:
@@ -147,16 +141,16 @@ class EncodeStage:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
         places = {
-            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash), plan.reader)
+            item.mm_hash: self._first(item.mm_hash, plan)
             for item in items
             if item.mm_hash not in plan.held
         }
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    def _first(self, mm_hash: str, place: Instance | None, reader: str) -> Instance | None:
+    def _first(self, mm_hash: str, plan: Plan) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
-        key = _key(mm_hash, reader)
+        key, place = _key(mm_hash, plan), plan.encoders.get(mm_hash)
         flight, fleet = self._flights.get(key), self.dispatch.fleet
         if flight is not None and flight.worker is not None:
             return flight.worker
@@ -166,14 +160,15 @@ class EncodeStage:
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:
-            return fleet.by_content(mm_hash, (), reader)
+            return fleet.by_content(mm_hash, (), plan.model, plan.reader)
         except NoWorker:
             return None
 
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        tries = Tries(deadline=time.monotonic() + self.timeout_s, request_id=item.holder)
+        deadline = time.monotonic() + self.timeout_s
+        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.plan.model)
 
         def choose() -> Instance:
             encoder = self._next(item, tries.avoid)
@@ -188,8 +183,11 @@ class EncodeStage:
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        first = None if failed else self._first(item.mm_hash, item.place, item.reader)
-        return first or self.dispatch.fleet.by_content(item.mm_hash, failed, item.reader)
+        first = None if failed else self._first(item.mm_hash, item.plan)
+        if first is not None:
+            return first
+        fleet, plan = self.dispatch.fleet, item.plan
+        return fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.key) == encoder.url else item.data

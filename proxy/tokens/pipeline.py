@@ -17,20 +17,26 @@ from proxy.request_state import Caller
 from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import Attempt
+from services.frontend.render import Frontend
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the pipeline knows of the model: its names, and that token ids are below
-    `vocab_size`."""
+    """What the pipeline knows of a model: its names, and that token ids are below `vocab_size`."""
 
     names: ModelNames = field(default_factory=ModelNames)
     vocab_size: int = ANY_TOKEN
 
+    @staticmethod
+    def of(frontend: Frontend, *, alone: bool) -> ServedModel:
+        """`alone`: as of `ModelNames`."""
+        return ServedModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
+
 
 @dataclass
 class Pipeline:
-    """Stateless: everything a request needs is in its own call."""
+    """Stateless: everything a request needs is in its own call. `model`: of requests that are run
+    without one."""
 
     stages: TokensStages
     planner: Planner
@@ -44,6 +50,7 @@ class Pipeline:
         media: Mapping[str, bytes],
         caller: Caller | None = None,
         timeline: Timeline | None = None,
+        model: ServedModel | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request, as they come; `media` are bytes by mm_hash.
 
@@ -51,6 +58,7 @@ class Pipeline:
         Closing the generator ends every stage.
         """
         timeline = timeline or Timeline(self.dispatch.metrics)
+        model = model or self.model
         seconds = min(request.deadline_s or self.timeout_s, self.timeout_s)
         state = TokensRequest(
             request_id=request.request_id,
@@ -60,7 +68,8 @@ class Pipeline:
             record=timeline.record,
             request=request,
             media=media,
-            vocab_size=self.model.vocab_size,
+            vocab_size=model.vocab_size,
+            names=model.names,
         )
         admission = self.planner.admission
         try:
@@ -102,6 +111,6 @@ class Pipeline:
 
         async def place() -> tuple[Plan, GenerateRequest]:
             wanted = state.wanted()
-            return await self.planner.place(state, need_of(wanted, self.model.names)), wanted
+            return await self.planner.place(state, need_of(wanted, state.names)), wanted
 
         return await self.dispatch.placed(state, place)

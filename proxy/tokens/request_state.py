@@ -13,6 +13,7 @@ import msgspec
 
 from protocol.errors import RequestAborted, UpstreamError
 from protocol.types import GenerateRequest, MMItem, RequestOutput
+from proxy.placement.needs import ModelNames
 from proxy.request_state import RequestState
 
 ANY_TOKEN = 1 << 31  # more than any vocabulary has
@@ -87,11 +88,12 @@ def unscored(wanted: GenerateRequest) -> GenerateRequest:
 @dataclass(kw_only=True)
 class TokensRequest(RequestState):
     """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
-    again. Token ids are below `vocab_size`."""
+    again. Token ids are below `vocab_size`. `names`: of its model."""
 
     request: GenerateRequest
     media: Mapping[str, bytes]
     vocab_size: int = ANY_TOKEN
+    names: ModelNames = field(default_factory=ModelNames)
     _emitted: dict[int, list[int]] = field(init=False)
     _choices: Choices = field(init=False)
     _counted: set[int] = field(default_factory=set)

@@ -60,7 +60,14 @@ class Item:
 
 
 class ItemLoader:
-    def __init__(self, config: FrontendConfig, info: ModelInfo, family: Family) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig,
+        info: ModelInfo,
+        family: Family,
+        store: MediaStore | None = None,
+    ) -> None:
+        """`store`: where the bytes of items are; None: in one of its own."""
         self._config = config
         self._info = info
         self._fetcher = MediaFetcher(config.media)
@@ -73,7 +80,8 @@ class ItemLoader:
             self._kinds["video"] = Videos(config, family.clips)
         elif family.why_no_clips:
             self._why_no_clips = f": {family.why_no_clips}"
-        self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
+        media = config.media
+        self.store = store or MediaStore(media.memory_bytes, media.spill_folder)
         if family.audio is not None:
             self._kinds["audio"] = Sounds(config, family.audio)
 

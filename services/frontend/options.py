@@ -39,6 +39,7 @@ class FrontendOptions:
         " encoder's head. classify: how likely each label of an encoder's head is. auto: as"
         " modules.json of Sentence Transformers and the head say, text without them.",
         choices=TASKS,
+        section="Model",
     )
     max_model_len: int = count(
         0,

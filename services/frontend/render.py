@@ -33,6 +33,7 @@ from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
 from services.frontend.served_names import ServedNames
 from services.frontend.spec import OutputSpec, describe_output
+from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse, tool_use
@@ -47,7 +48,8 @@ class RenderedRequest:
     """`media`: bytes by mm_hash of the items that came with their picture; items that are only
     referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
     gave none. `tenant` and `session` name who asks and in what conversation.
-    `record`: what is noted of the request on its way.
+    `record`: what is noted of the request on its way. `model`: the first name of the model that it
+    is rendered for, "" for the server's first model.
     """
 
     generate: GenerateRequest
@@ -57,14 +59,21 @@ class RenderedRequest:
     session: str = ""
     uuids: Sequence[str | None] = ()
     record: RequestRecord = field(default_factory=RequestRecord)
+    model: str = ""
 
 
 class Frontend:
     """Everything that turns one model's requests into tokens. `load` it once per process."""
 
     def __init__(
-        self, config: FrontendConfig, info: ModelInfo, tokenizer: Tokenizer, family: Family
+        self,
+        config: FrontendConfig,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        family: Family,
+        store: MediaStore | None = None,
     ) -> None:
+        """`store`: for media of requests under way; None: one of its own, as `config` says."""
         self.config = config
         self.info = info
         self.tokenizer = tokenizer
@@ -78,7 +87,7 @@ class Frontend:
             placeholders,
             Parsers(config.tool_call_parser, config.reasoning_parser),
         )
-        self._items = ItemLoader(config, info, family)
+        self._items = ItemLoader(config, info, family, store)
         self._prompts = PromptMaker(
             tokenizer,
             placeholders,
@@ -96,8 +105,9 @@ class Frontend:
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
     @staticmethod
-    def load(config: FrontendConfig) -> Frontend:
-        """Read the model directory; `ConfigError` says what is wrong with it."""
+    def load(config: FrontendConfig, store: MediaStore | None = None) -> Frontend:
+        """Read the model directory; `ConfigError` says what is wrong with it. `store`: as of the
+        constructor."""
         info = ModelInfo.load(
             config.model,
             max_model_len=config.max_model_len,
@@ -107,10 +117,15 @@ class Frontend:
         )
         tokenizer = Tokenizer.load(info)
         info = with_pooler(info, tokenizer, config.task)
-        return Frontend(config, info, tokenizer, load_family(info, tokenizer))
+        return Frontend(config, info, tokenizer, load_family(info, tokenizer), store)
 
     async def close(self) -> None:
         await self._items.close()
+
+    @property
+    def name(self) -> str:
+        """The model's first name, which answers show."""
+        return self.config.names[0]
 
     def name_of(
         self,
@@ -179,7 +194,7 @@ class Frontend:
         )
         uuids = [part.uuid for part in chat.media]
         session = request.session_id or request.chat_id or ""
-        return RenderedRequest(generate, media, spec, session=session, uuids=uuids)
+        return RenderedRequest(generate, media, spec, session=session, uuids=uuids, model=self.name)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -213,7 +228,8 @@ class Frontend:
                 answer_id=request_id,
                 system_fingerprint=self._fingerprint,
             )
-            rendered.append(RenderedRequest(generate, {}, spec, session=request.session_id or ""))
+            session = request.session_id or ""
+            rendered.append(RenderedRequest(generate, {}, spec, session=session, model=self.name))
         return rendered
 
     async def render_raw(
@@ -232,7 +248,8 @@ class Frontend:
         spec = describe_output(
             request, generate, self.info.eos_token_ids, system_fingerprint=self._fingerprint
         )
-        return RenderedRequest(generate, media, spec, uuids=[None] * len(generate.mm_items))
+        uuids = [None] * len(generate.mm_items)
+        return RenderedRequest(generate, media, spec, uuids=uuids, model=self.name)
 
     async def _checked(
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS
@@ -276,7 +293,7 @@ class Frontend:
                 limit=self.info.max_model_len,
                 defaults=self.info.generation_defaults,
             ),
-            model=request.model or self.config.names[0],
+            model=request.model or self.name,
             adapter_revision=self.served.adapters.get(request.model or "", ""),
             priority=request.priority,
             cache_salt=request.cache_salt or "",

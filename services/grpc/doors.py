@@ -25,10 +25,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Behind:
-    """What a door leads to. `able`: whether requests had better come; `access`: their keys."""
+    """What a door leads to. `able`: whether requests to the model with this first name had
+    better come, "" for any model; `access`: their keys."""
 
     service: Service
-    able: Callable[[], bool]
+    able: Callable[[str], bool]
     access: Access
 
 

@@ -38,11 +38,11 @@ _NAMES_AT_ONCE = 4
 
 
 class KServe:
-    """`able`: whether requests can be served. `check`: why a caller may not ask, None if it may."""
+    """`able`: as of `Behind`. `check`: why a caller may not ask, None if it may."""
 
-    def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
+    def __init__(self, service: Service, able: Callable[[str], bool], check: Check) -> None:
         self._service = service
-        self._frontend = service.frontend
+        self._models = service.models
         self._intake = Intake(service.bodies)
         self._able = able
         self._check = check
@@ -72,10 +72,12 @@ class KServe:
         return pb.Live(live=True)
 
     async def ready(self, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able())
+        return pb.Ready(ready=self._able(""))
 
     async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able() and request.name in self._frontend.served.all)
+        models = self._models
+        known = request.name in models.names
+        return pb.Ready(ready=known and self._able(models.of(request.name).name))
 
     async def server_metadata(self, context: Context) -> pb.ServerMetadata:
         return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
@@ -89,7 +91,7 @@ class KServe:
         return pb.ModelConfigResponse(config=config_of(request.name))
 
     def _served(self, name: str) -> None:
-        if name not in self._frontend.served.all:
+        if name not in self._models.names:
             raise ModelNotFound(f"name: '{name[:256]}' is not served here", param="name")
 
     async def infer(self, context: Context) -> pb.InferResponse:
@@ -160,7 +162,7 @@ class KServe:
 
     async def _asked(self, message: pb.InferRequest, context: Context, *, streams: bool) -> _Asked:
         """What a message asks for, rendered."""
-        wanted = read(message, self._frontend.served.all)
+        wanted = read(message, self._models.names)
         if wanted.form.stream and not streams:
             raise InvalidRequest(
                 "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
@@ -185,12 +187,11 @@ class KServe:
 
     async def _rendered(self, wanted: Inference, deadline: Deadline) -> list[RenderedRequest]:
         name = f"kserve-{uuid.uuid4().hex}"
+        frontend = self._models.of(wanted.form.model)
         if wanted.images:
-            prompts = [
-                await self._frontend.render_raw(wanted.request, wanted.images, request_id=name)
-            ]
+            prompts = [await frontend.render_raw(wanted.request, wanted.images, request_id=name)]
         else:
-            prompts = await self._frontend.render_completion(wanted.request, request_id=name)
+            prompts = await frontend.render_completion(wanted.request, request_id=name)
         for prompt in prompts:
             prompt.generate.deadline_s = deadline.left_s
         return prompts

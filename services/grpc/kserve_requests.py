@@ -86,7 +86,7 @@ def read(message: pb.InferRequest, names: tuple[str, ...]) -> Inference:
     fields = {**({"echo": True} if given.echo else {}), **given.fields, **own}
     fields.pop("stream", None)
     prompt = given.prompts if len(given.prompts) > 1 else given.prompts[0]
-    body = msgspec.json.encode({**fields, "prompt": prompt})
+    body = msgspec.json.encode({**fields, "prompt": prompt, "model": message.model_name})
     timeout = parameters.get("timeout")
     form = Form(
         message.model_name,

@@ -30,11 +30,11 @@ _DETAILS = "grpc-status-details-bin"
 
 
 class RtpModel:
-    """`able`: whether requests can be served. `check`: why a caller may not ask, None if it may."""
+    """`able`: as of `Behind`. `check`: why a caller may not ask, None if it may."""
 
-    def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
+    def __init__(self, service: Service, able: Callable[[str], bool], check: Check) -> None:
         self._service = service
-        self._frontend = service.frontend
+        self._frontend = service.models.first  # calls name no model
         self._intake = Intake(service.bodies)
         self._able = able
         self._check = check
@@ -50,7 +50,9 @@ class RtpModel:
         return methods(SERVICE, handlers)
 
     async def health(self, context: Context) -> pb.Health:
-        return pb.Health(health="ok" if self._able() else "no requests are taken here")
+        return pb.Health(
+            health="ok" if self._able(self._frontend.name) else "no requests are taken here"
+        )
 
     async def generate(
         self, messages: Any, context: Context

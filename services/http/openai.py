@@ -24,7 +24,8 @@ from protocol.openai import (
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
 from services.frontend.merging import merge, merge_chats
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.models import Models
+from services.frontend.render import RenderedRequest
 from services.http.bodies import Bodies
 from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.counting import Admitted, counted
@@ -41,13 +42,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Service:
-    """What answers requests. `run` computes a rendered request; `stop_choice` is told when a stop
-    string has ended one of its choices; `admitted` counts a request in while it is here, from its
-    headers to its answer's end, or raises. `bodies` bounds what is taken in. `timeout_s`: the
-    longest that a request may take.
+    """What answers requests to `models`. `run` computes a rendered request; `stop_choice` is told
+    when a stop string has ended one of its choices; `admitted` counts a request in while it is
+    here, from its headers to its answer's end, or raises. `bodies` bounds what is taken in.
+    `timeout_s`: the longest that a request may take.
     """
 
-    frontend: Frontend
+    models: Models
     run: Callable[[RenderedRequest], Steps]
     stop_choice: Callable[[RenderedRequest, int], None]
     admitted: Admitted
@@ -63,7 +64,9 @@ class Service:
         async with self.body(request, deadline) as body:
             wanted = decode(body)
             name = request_id(request, wanted.request_id)
-            render = self.frontend.render_chat(wanted, request_id=name, caller=caller_of(request))
+            render = self.models.of(wanted.model).render_chat(
+                wanted, request_id=name, caller=caller_of(request)
+            )
             with record_of(request.scope).during("render"):
                 rendered = await while_connected(request, render, deadline)
         return with_caller(rendered, request, deadline)
@@ -73,12 +76,13 @@ class Service:
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self.body(request, deadline) as body:
             wanted, caller = decode_batch(body), caller_of(request)
+            frontend = self.models.of(wanted[0].model)
             name = request_id(request, wanted[0].request_id)
             with record_of(request.scope).during("render"):
                 chats = [
                     await while_connected(
                         request,
-                        self.frontend.render_chat(chat, request_id=f"{name}-{i}", caller=caller),
+                        frontend.render_chat(chat, request_id=f"{name}-{i}", caller=caller),
                         deadline,
                     )
                     for i, chat in enumerate(wanted)
@@ -90,7 +94,7 @@ class Service:
         async with self.body(request, deadline) as body:
             wanted = decode_completion(body)
             name = request_id(request, wanted.request_id)
-            render = self.frontend.render_completion(wanted, request_id=name)
+            render = self.models.of(wanted.model).render_completion(wanted, request_id=name)
             with record_of(request.scope).during("render"):
                 prompts = await while_connected(request, render, deadline)
         return [with_caller(prompt, request, deadline) for prompt in prompts]
@@ -151,7 +155,7 @@ class Service:
         """What makes an answer of a request's outputs."""
         return Answering(
             rendered.output,
-            self.frontend.tokenizer,
+            self.models.known(rendered.model).tokenizer,
             stop_choice=lambda index: self.stop_choice(rendered, index),
         )
 

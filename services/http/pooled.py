@@ -29,7 +29,8 @@ from protocol.pooling_requests import (
     numbered,
 )
 from protocol.types import GenerateRequest
-from services.frontend.render import RenderedRequest
+from services.frontend.pooling import PoolingInputs
+from services.frontend.render import Frontend, RenderedRequest
 from services.frontend.spec import OutputSpec
 from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.deadline import Deadline
@@ -45,10 +46,14 @@ _F = TypeVar("_F", bound=TextFields)
 
 
 class Answered:
-    """What the inputs of one request were answered, in their order."""
+    """What the inputs of one request were answered, in their order. `labels`: of the model's
+    classes, in the order of each answer's numbers."""
 
-    def __init__(self, request_id: str, model: str, created: int) -> None:
+    def __init__(
+        self, request_id: str, model: str, created: int, labels: Sequence[str] = ()
+    ) -> None:
         self.id, self.model, self.created = request_id, model, created
+        self.labels = labels
         self.vectors: list[bytes] = []
         self._prompt = self._cached = 0
 
@@ -85,7 +90,7 @@ class Pooling:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._frontend = service.frontend
+        self._models = service.models
 
     async def vectors(
         self,
@@ -97,15 +102,17 @@ class Pooling:
         async with self._service.body(request, deadline) as body:
             wanted, chat = decode(body)
             name = request_id(request, wanted.request_id)
-            pooling = self._frontend.pooling
+            frontend = self._models.of(wanted.model)
+            pooling = frontend.pooling
             params = pooling.params(wanted)
             if chat is None:
                 given = inputs_of(wanted)
                 prompts = await self._rendered(
-                    request, deadline, lambda: pooling.texts(wanted, params, given, name)
+                    request, deadline, frontend, lambda: pooling.texts(wanted, params, given, name)
                 )
             else:
-                prompts = [await self._rendered_chat(request, deadline, chat, name, params)]
+                render = frontend.render_chat(chat, request_id=name, caller=caller_of(request))
+                prompts = [await self._rendered_chat(request, deadline, render, params)]
         return wanted, await self._pooled(request, name, prompts, deadline)
 
     async def scores(
@@ -116,10 +123,11 @@ class Pooling:
         """(what was decoded, a score for each pair, the answers behind them). A model of vectors
         scores by their cosine, as vLLM has it."""
         deadline = deadline_of(request.headers, self._service.timeout_s)
-        pooling, pooler = self._frontend.pooling, self._frontend.info.pooler
-        by_vectors = pooler is not None and pooler.task == "embed"
         async with self._service.body(request, deadline) as body:
             wanted, fields, pairs = decode(body)
+            frontend = self._models.of(fields.model)
+            pooler = frontend.info.pooler
+            by_vectors = pooler is not None and pooler.task == "embed"
             if by_vectors and fields.instruction is not None:
                 raise InvalidRequest("instruction: this model takes none", param="instruction")
             name = request_id(request, fields.request_id)
@@ -130,10 +138,11 @@ class Pooling:
             prompts = await self._rendered(
                 request,
                 deadline,
+                frontend,
                 lambda: (
-                    self._units(fields, fields_of, name)
+                    _units(frontend.pooling, fields, fields_of, name)
                     if by_vectors
-                    else pooling.pairs(fields, pairs, name)
+                    else frontend.pooling.pairs(fields, pairs, name)
                 ),
             )
         answered = await self._pooled(request, name, prompts, deadline)
@@ -147,12 +156,16 @@ class Pooling:
         deadline = deadline_of(request.headers, self._service.timeout_s)
         async with self._service.body(request, deadline) as body:
             wanted = decode_similarity(body)
+            frontend = self._models.of(wanted.model)
             name = request_id(request, wanted.request_id)
             fields_of = _first_fields(
                 numbered(wanted.left, "left") + numbered(wanted.right, "right")
             )
             prompts = await self._rendered(
-                request, deadline, lambda: self._units(wanted, fields_of, name)
+                request,
+                deadline,
+                frontend,
+                lambda: _units(frontend.pooling, wanted, fields_of, name),
             )
         answered = await self._pooled(request, name, prompts, deadline)
         of = dict(zip(fields_of, answered.arrays(), strict=True))
@@ -160,29 +173,13 @@ class Pooling:
         flat = await _cosines([(of[a], of[b]) for a in wanted.left for b in wanted.right])
         return [flat[at : at + width] for at in range(0, len(flat), width)], answered
 
-    async def _units(
-        self, fields: PoolingFields, fields_of: Mapping[str, str], name: str
-    ) -> list[GenerateRequest]:
-        """Requests for the vectors, of length 1, of texts that come from these fields."""
-        alone = EmbeddingRequest(
-            model=fields.model,
-            priority=fields.priority,
-            cache_salt=fields.cache_salt,
-            normalize=True,
-        )
-        pooling = self._frontend.pooling
-        texts, places = [*fields_of], [*fields_of.values()]
-        return await pooling.texts(alone, pooling.params(alone), texts, name, places)
-
     async def _rendered_chat(
         self,
         request: Request,
         deadline: Deadline,
-        chat: ChatCompletionRequest,
-        name: str,
+        render: Awaitable[RenderedRequest],
         params: PoolingParams,
     ) -> RenderedRequest:
-        render = self._frontend.render_chat(chat, request_id=name, caller=caller_of(request))
         with record_of(request.scope).during("render"):
             rendered = await while_connected(request, render, deadline)
         rendered.generate.pooling = params
@@ -192,11 +189,12 @@ class Pooling:
         self,
         request: Request,
         deadline: Deadline,
+        frontend: Frontend,
         render: Callable[[], Awaitable[list[GenerateRequest]]],
     ) -> list[RenderedRequest]:
         with record_of(request.scope).during("render"):
             made = await while_connected(request, render(), deadline)
-        return [with_caller(_vectorized(one), request, deadline) for one in made]
+        return [with_caller(_vectorized(one, frontend.name), request, deadline) for one in made]
 
     async def _pooled(
         self, request: Request, name: str, prompts: list[RenderedRequest], deadline: Deadline
@@ -204,8 +202,10 @@ class Pooling:
         found = await while_connected(
             request, at_once(prompts, self._one, deadline, _INPUTS_AT_ONCE), deadline
         )
-        model = prompts[0].generate.model
-        answered = Answered(name, model, int(time.time()))
+        first = prompts[0]
+        pooler = self._models.known(first.model).info.pooler
+        labels = pooler.labels if pooler is not None else ()
+        answered = Answered(name, first.generate.model, int(time.time()), labels)
         for prompt, (vector, cached) in zip(prompts, found, strict=True):
             answered.add(vector, len(prompt.generate.token_ids), cached)
         return answered
@@ -225,6 +225,20 @@ class Pooling:
         return vector, cached
 
 
+async def _units(
+    pooling: PoolingInputs, fields: PoolingFields, fields_of: Mapping[str, str], name: str
+) -> list[GenerateRequest]:
+    """Requests for the vectors, of length 1, of texts that come from these fields."""
+    alone = EmbeddingRequest(
+        model=fields.model,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        normalize=True,
+    )
+    texts, places = [*fields_of], [*fields_of.values()]
+    return await pooling.texts(alone, pooling.params(alone), texts, name, places)
+
+
 def _first_fields(texts: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Each text once, with the field that it comes from first."""
     found: dict[str, str] = {}
@@ -240,9 +254,9 @@ async def _cosines(pairs: Sequence[tuple[Array, Array]]) -> list[float]:
     return await asyncio.to_thread(lambda: [float(one @ other) for one, other in pairs])
 
 
-def _vectorized(generate: GenerateRequest) -> RenderedRequest:
+def _vectorized(generate: GenerateRequest, model: str) -> RenderedRequest:
     """A request whose answer has no text."""
     output = OutputSpec(
         generate.request_id, generate.model, chat=False, prompt_token_ids=generate.token_ids
     )
-    return RenderedRequest(generate, {}, output)
+    return RenderedRequest(generate, {}, output, model=model)

@@ -68,9 +68,7 @@ def pooling(service: Service) -> APIRouter:
     async def classify(request: Request) -> Response:
         """Classes of texts, with the probability of each, in vLLM's form."""
         _, found = await work.vectors(request, decode_classify)
-        pooler = service.frontend.info.pooler
-        labels = pooler.labels if pooler is not None else ()
-        return await answer(found, lambda: class_list(found, labels))
+        return await answer(found, lambda: class_list(found))
 
     for paths, endpoint in (
         (EMBEDDINGS_PATHS, embeddings),

@@ -79,13 +79,12 @@ def score_list(found: Answered, scores: Sequence[float]) -> ScoreList:
     )
 
 
-def class_list(found: Answered, labels: Sequence[str]) -> ClassList:
-    """`labels`: of the model, in the order of each answer's numbers."""
+def class_list(found: Answered) -> ClassList:
     return ClassList(
         id=f"classify-{found.id}",
         created=found.created,
         model=found.model,
-        data=[_class(index, probs, labels) for index, probs in enumerate(found.numbers())],
+        data=[_class(index, probs, found.labels) for index, probs in enumerate(found.numbers())],
         usage=found.usage,
     )
 

@@ -51,7 +51,7 @@ class RenderedChat(msgspec.Struct):
 def rtp_frontend(service: Service) -> APIRouter:
     """The routes of RTP-LLM's frontend that OpenAI's and vLLM's do not have."""
     routes = raw_prompts(service)
-    frontend = service.frontend
+    first = service.models.first
 
     @routes.post(ALIAS_PATH)
     @counted(service.admitted)
@@ -70,10 +70,11 @@ def rtp_frontend(service: Service) -> APIRouter:
     @routes.post("/tokenizer/encode")
     @counted(service.admitted)
     async def encode(request: Request) -> Response:
-        """Tokens of a text, and with `return_offsets_mapping` where each begins and ends."""
+        """Tokens of a text, and with `return_offsets_mapping` where each begins and ends. Of
+        several models the first one's."""
         async with service.bodies.read(request, _MAX_BODY) as body:
             wanted = converted(json_object(body), Encode, "prompt")
-            told = await asyncio.to_thread(_encoded, frontend.tokenizer, wanted)
+            told = await asyncio.to_thread(_encoded, first.tokenizer, wanted)
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     return routes
@@ -88,7 +89,7 @@ def _encoded(tokenizer: Tokenizer, wanted: Encode) -> Encoded:
 
 
 def _shown(service: Service, rendered: RenderedRequest) -> RenderedChat:
-    frontend, generate = service.frontend, rendered.generate
+    frontend, generate = service.models.known(rendered.model), rendered.generate
     sampling = generate.sampling
     eos = sorted(frontend.info.eos_token_ids)
     return RenderedChat(

@@ -34,7 +34,7 @@ def raw_prompts(service: Service) -> APIRouter:
     @counted(service.admitted)
     async def raw(request: Request) -> Response:
         """RTP-LLM's raw request: `prompt` or `prompt_batch`, `images`, `generate_config`,
-        `yield_generator`."""
+        `yield_generator`. It names no model: the first one answers."""
         return await _Raw(service, request).answer()
 
     return routes
@@ -65,7 +65,7 @@ class _Raw:
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     async def _rendered(self, wanted: RawRequest) -> list[RenderedRequest]:
-        frontend, request = self._service.frontend, self._request
+        frontend, request = self._service.models.first, self._request
         name, caller = request_id(request), caller_of(request)
         prompts = []
         for index, (asked, images) in enumerate(zip(wanted.requests, wanted.images, strict=True)):

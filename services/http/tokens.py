@@ -1,4 +1,4 @@
-"""`/v1/models`, `/tokenize`, `/detokenize` and `/tokenizer_info`: the model and its tokenizer."""
+"""`/v1/models`, `/tokenize`, `/detokenize` and `/tokenizer_info`: models and their tokenizers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
-from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
+from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import decode_chat
 from protocol.openai_answers import encode
 from protocol.vocabulary import check_token_ids
+from services.frontend.models import Models
 from services.frontend.prompt import OFFLOAD_CHARS
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
@@ -41,6 +42,7 @@ class Tokenize(msgspec.Struct):
     messages: Any = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+    model: str | None = None
 
 
 class Tokenized(msgspec.Struct):
@@ -55,14 +57,15 @@ class Tokenized(msgspec.Struct):
 
 class Detokenize(msgspec.Struct):
     tokens: list[Int64]
+    model: str | None = None
 
 
 class Detokenized(msgspec.Struct):
     prompt: str
 
 
-def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRouter:
-    """The model and its tokenizer. A long text delays no other request: it leaves the event
+def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
+    """The models and their tokenizers. A long text delays no other request: it leaves the event
     loop, and few do at once."""
     routes = APIRouter()
     room = asyncio.Semaphore(_AT_ONCE)
@@ -75,20 +78,19 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
         return Response(body, media_type=JSON)
 
     @routes.get("/v1/models")
-    async def models() -> Response:
-        return Response(encode(frontend.served.cards()), media_type=JSON)
+    async def list_models() -> Response:
+        return Response(encode(models.cards()), media_type=JSON)
 
     @routes.get("/v1/models/{model:path}")
     async def one_model(model: str) -> Response:
         """One of them, by its name."""
-        for card in frontend.served.cards().data:
-            if card.id == model:
-                return Response(msgspec.json.encode(card), media_type=JSON)
-        raise ModelNotFound(f"model: '{model[:256]}' is not served here", param="model")
+        return Response(msgspec.json.encode(models.card(model)), media_type=JSON)
 
     @routes.get("/tokenizer_info")
-    async def tokenizer_info() -> Response:
-        """tokenizer_config.json and the chat template, if `--enable-tokenizer-info-endpoint`."""
+    async def tokenizer_info(model: str = "") -> Response:
+        """tokenizer_config.json and the chat template, if `--enable-tokenizer-info-endpoint`.
+        `model`: of several, the first one by itself."""
+        frontend = models.of(model)
         if not frontend.config.show_tokenizer:
             raise _Hidden("/tokenizer_info needs --enable-tokenizer-info-endpoint")
         info = frontend.info
@@ -103,6 +105,7 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
             wanted = _decoded(body, Tokenize)
             if (wanted.prompt is None) == (wanted.messages is None):
                 raise InvalidRequest("either prompt or messages must be given", param="prompt")
+            frontend = models.of(wanted.model)
             if wanted.prompt is None:
                 render = frontend.render_chat(
                     decode_chat(_chat_of(body)), request_id="tokenize", caller=caller_of(request)
@@ -117,6 +120,7 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
         """Text of token ids."""
         async with bodies.read(request, MAX_BODY) as body:
             wanted = _decoded(body, Detokenize)
+            frontend = models.of(wanted.model)
             return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
 
     return routes

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateBody, decode_abort
 from protocol.generate_answers import GenerateAnswer
+from services.frontend.models import Models
 from services.http import errors
 from services.http.admin import log_levels
 from services.http.api_bodies import OBJECT, Bodies, Table
@@ -53,7 +54,7 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(adapting(worker))
     app.include_router(profiling(worker))
     app.include_router(rtp_status.router(worker))
-    app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
+    app.include_router(informing(Models([worker.frontend]), worker.admitted, worker.bodies))
     for build in worker.role.routers:
         app.include_router(build(worker))
 

@@ -20,6 +20,7 @@ from protocol.openai import CHAT_PATH
 from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput
 from services.frontend.answering import Answering
+from services.frontend.models import Models
 from services.frontend.render import RenderedRequest
 from services.http.anthropic import messaging
 from services.http.counting import counted
@@ -67,7 +68,7 @@ def encoder_router(worker: Worker) -> APIRouter:
 def service_of(worker: Worker) -> Service:
     """What answers requests by the worker's own engine."""
     return Service(
-        frontend=worker.frontend,
+        models=Models([worker.frontend]),
         run=lambda rendered: _run(worker, rendered),
         stop_choice=lambda rendered, index: worker.engine.abort(
             [rendered.generate.request_id], index

@@ -130,7 +130,7 @@ def _rtp_door(worker: Worker, access: Access) -> AbstractAsyncContextManager[int
         raise ConfigError(f"--rtp-grpc-port: a worker of the role {role.name} generates nothing")
     place = Place(role.name, config.host, config.max_num_queued, config)
 
-    def able() -> bool:
+    def able(model: str) -> bool:
         return not (worker.leaving or worker.engine.outage)
 
     return door(

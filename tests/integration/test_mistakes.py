@@ -1,7 +1,7 @@
 """Fleets that are set up wrongly: named in /health and in one line of the log, refused at once."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,16 @@ class Fleet:
         self.workers[role].append(worker)
         return worker
 
-    def proxy(self, *flags: str) -> Process:
+    def proxy(self, *flags: str, models: Mapping[str, Path] | None = None) -> Process:
+        """`models`: by name, if not the stack's own."""
+        named: tuple[str, ...] = ("--master-url", self.master_url)
         if not self.master_url:
-            at = self.workers
-            return proxy(self.stack, at["encode"], at["prefill"], at["decode"], *flags)
-        named = ("--master-url", self.master_url, "--probe-interval", "0.2")
-        server = self.stack.start("proxy", *named, *flags)
+            named = tuple(
+                flag
+                for role, workers in self.workers.items()
+                for flag in (f"--{role}-servers-urls", ",".join(w.url for w in workers) or "none")
+            )
+        server = self.stack.start("proxy", *named, "--probe-interval", "0.2", *flags, models=models)
         server.wait_ready()
         return server
 
@@ -176,7 +180,7 @@ def test_a_proxy_that_renders_for_another_model(stack: Stack, way: str) -> None:
     fleet = Fleet(stack, way)
     for role in ("encode", "prefill", "decode"):
         fleet.add(role)
-    server = fleet.proxy("--model", str(DEMO))
+    server = fleet.proxy(models={"tiny": DEMO})
     until(lambda: problems(server))
     (found,) = problems(server)
     assert "--model demo" in found and fleet.workers["decode"][0].url in found
@@ -192,10 +196,38 @@ def test_a_proxy_that_renders_for_another_model(stack: Stack, way: str) -> None:
     assert problems(mended) == [] and ask(mended, asking("anything"))[0] == 200
 
 
+def test_of_several_models_only_the_one_with_another_tokenizer_is_refused(
+    stack: Stack, way: str, model_dir: ModelDir
+) -> None:
+    """The proxy's second model is not its workers', which are up."""
+    fleet = Fleet(stack, way)
+    for role in ("encode", "prefill", "decode"):
+        fleet.add(role)
+    wrong = fleet.add("decode", "--model", str(DEMO), "--served-model-name", "other")
+    models = {"tiny": stack.model, "other": model_dir("qwen3")}
+    server = fleet.proxy(models=models)
+    until(lambda: problems(server))
+    (found,) = problems(server)
+    assert f"--model {models['other'].name} (" in found and wrong.url in found
+    for _ in range(3):
+        begun = time.monotonic()
+        status, answer = ask(server, asking("anything"), "other")
+        assert time.monotonic() - begun < AT_ONCE_S
+        assert (status, answer["error"]["code"]) == (503, "wrong_tokenizer"), answer
+        assert "other" in answer["error"]["message"], "the workers' name of the model"
+        assert ask(server, asking(picture(5), "anything"))[0] == 200
+    status, health = call(f"{server.url}/health")
+    assert (status, health["models"]) == (200, {"tiny": "up", "other": "down"})
+    mended = fleet.proxy(models={**models, "other": DEMO})
+    until(lambda: call(f"{mended.url}/health")[1].get("models") == {"tiny": "up", "other": "up"})
+    assert problems(mended) == []
+    assert [ask(mended, asking("anything"), name)[0] for name in models] == [200, 200]
+
+
 def test_a_name_that_no_worker_serves(stack: Stack) -> None:
     fleet = Fleet(stack, "master")
     fleet.add("decode", "--served-model-name", "one")
-    server = fleet.proxy("--served-model-name", "mine")
+    server = fleet.proxy(models={"mine": stack.model})
     until(lambda: call(f"{server.url}/health")[0] == 200)
     assert problems(server) == [] and ask(server, asking("an alias"), "mine")[0] == 200, "an alias"
     other = fleet.add("decode", "--served-model-name", "two")

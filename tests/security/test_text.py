@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from protocol.errors import InvalidRequest
 from services.frontend.config import FrontendConfig
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.bodies import Bodies
@@ -35,7 +36,9 @@ def test_megabytes_of_blanks(front: Frontend) -> None:
 def test_what_cannot_be_tokenized_is_named(front: Frontend) -> None:
     async def work() -> None:
         app = FastAPI()
-        app.include_router(informing(front, contextlib.nullcontext, Bodies(1 << 25, 1 << 25)))
+        app.include_router(
+            informing(Models([front]), contextlib.nullcontext, Bodies(1 << 25, 1 << 25))
+        )
         errors.install(app, lambda error: None)
         async with listening(app, Listener) as address, aiohttp.ClientSession() as session:
             url = f"http://{address[0]}:{address[1]}/tokenize"

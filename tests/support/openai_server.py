@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from protocol.errors import TriptychError, Unavailable
 from protocol.types import RequestOutput
+from services.frontend.models import Models
 from services.frontend.render import Frontend, RenderedRequest
 from services.http import errors
 from services.http.anthropic import messaging
@@ -79,13 +80,13 @@ class Server:
     def app(self) -> FastAPI:
         app = FastAPI()
         service = Service(
-            self.front, self.run, lambda rendered, index: None, self.admitted,
+            Models([self.front]), self.run, lambda rendered, index: None, self.admitted,
             Bodies(1 << 20, 64 << 20), self.timeout_s,
         )  # fmt: skip
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, self.response_store_bytes))
-        app.include_router(informing(self.front, self.admitted, Bodies(64 << 20, 64 << 20)))
+        app.include_router(informing(service.models, self.admitted, Bodies(64 << 20, 64 << 20)))
         errors.install(app, self.seen.append)
         return app
 

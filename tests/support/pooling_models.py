@@ -20,6 +20,17 @@ def embedding_model(
     """A copy of a causal model with Sentence Transformers' files, by which vectors are its last
     token's hidden states. `bare`: its weights are stored as a base model's, without a head."""
     shutil.copytree(model, path)
+    add_embedding_files(path, normalize=normalize, **pooling)
+    if bare:
+        weights = load_file(path / "model.safetensors")
+        kept = {name.removeprefix("model."): weight for name, weight in weights.items()
+                if not name.startswith("lm_head")}  # fmt: skip
+        save_file(kept, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def add_embedding_files(path: Path, *, normalize: bool = True, **pooling: bool) -> None:
+    """Make vectors what the model in this folder answers."""
     kinds = ["1_Pooling", *(["2_Normalize"] if normalize else [])]
     modules = [
         {"idx": i, "path": kind, "type": f"sentence_transformers.models.{kind[2:]}"}
@@ -30,12 +41,6 @@ def embedding_model(
     (path / "1_Pooling").mkdir()
     config = {"word_embedding_dimension": 64, "include_prompt": True, **modes}
     (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    if bare:
-        weights = load_file(path / "model.safetensors")
-        kept = {name.removeprefix("model."): weight for name, weight in weights.items()
-                if not name.startswith("lm_head")}  # fmt: skip
-        save_file(kept, path / "model.safetensors", {"format": "pt"})
-    return path
 
 
 def reranker(model: Path, path: Path, **score: Any) -> Path:

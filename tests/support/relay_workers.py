@@ -25,6 +25,7 @@ from proxy.placement.planner import Planner
 from proxy.relay.relay import Relay
 from proxy.relay.serving import connection_class
 from proxy.upstream.client import UpstreamClient
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from tests.support.listening import run as run
 from tests.support.prefixed import Prefixed
@@ -233,7 +234,8 @@ async def relaying(
         client = UpstreamClient(2.0, authorization=config.authorization)
         stack.push_async_callback(client.close)
         planner = planning(make_own_view(config, fleet, metrics))
-        gateway = make_core(config, fleet, client, metrics, planner, frontend)
+        models = None if frontend is None else Models([frontend])
+        gateway = make_core(config, fleet, client, metrics, planner, models)
         app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)

@@ -17,6 +17,7 @@ from proxy.assembly import make_core, make_fleet, make_own_view
 from proxy.config import ProxyConfig
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.own_model import OwnModels
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
@@ -161,6 +162,7 @@ class Stack:
 async def before(
     *, decode: list[Worker], prefill: list[Worker] | None = None,
     encode: list[Worker] | None = None, flags: tuple[str, ...] = (),
+    own: OwnModels | None = None,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     stages = {"encode": encode or [], "prefill": prefill or [], "decode": decode}
     async with AsyncExitStack() as stack:
@@ -171,7 +173,7 @@ async def before(
         client = UpstreamClient(connect_timeout_s=5)
         stack.push_async_callback(client.close)
         config = resolve(ProxyConfig, [*lists, "--request-timeout", "10", *flags], {})
-        fleet = make_fleet(config)
+        fleet = make_fleet(config, own=own)
         for instance in fleet.all():
             instance.breaker = Counting(config.breaker_failures, config.breaker_cooldown)
         metrics = ProxyMetrics(fleet)

@@ -125,13 +125,20 @@ class Stack:
     processes: list[Process] = field(default_factory=list)
     namespace: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
 
-    def start(self, module: str, *flags: str, files: str = "") -> Process:
+    def start(
+        self, module: str, *flags: str, files: str = "", models: Mapping[str, Path] | None = None
+    ) -> Process:
+        """`models`: by name, if not the stack's own."""
         env = {
             "TRIPTYCH_NAMESPACE": self.namespace,
             "TRIPTYCH_DTYPE": "float32",  # that of the reference; a flag of a test wins
             "OMP_NUM_THREADS": "1",
         }
-        named = ("--model", str(self.model), "--served-model-name", "tiny")
+        named = [
+            flag
+            for name, model in (models or {"tiny": self.model}).items()
+            for flag in ("--model", str(model), "--served-model-name", name)
+        ]
         process = Process(module, *named, *flags, env=env, forked=self.forked, files=files)
         self.processes.append(process)
         return process

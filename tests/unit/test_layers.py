@@ -77,7 +77,8 @@ ALLOWED = {
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
-    ("proxy.worker_urls", "proxy.flag_scopes", "proxy.siblings", "proxy.processes"),
+    ("proxy.worker_urls", "proxy.flag_scopes", "proxy.model_options", "proxy.siblings",
+        "proxy.processes"),
     ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker"),
     ("proxy.model_figures", "proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),

@@ -16,7 +16,7 @@ from proxy.app import create_app
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.upstream.client import UpstreamClient
-from services.frontend.render import Frontend
+from services.frontend.models import Models
 from tests.conftest import ModelDir
 from tests.support.listening import run
 
@@ -28,15 +28,15 @@ REQUESTS = {"chat": "ChatCompletionRequest", "completions": "CompletionRequest"}
 async def documented(model: str, dialect: str) -> AsyncIterator[dict[str, Any]]:
     flags = ["--model", model, "--dialect", dialect, "--decode-servers-urls", "http://127.0.0.1:9"]
     config = resolve(ProxyConfig, flags, prog="proxy")
-    frontend = Frontend.load(config.to_config()) if dialect == "tokens" else None
+    models = Models.load(config.to_configs()) if dialect == "tokens" else None
     client = UpstreamClient(1.0)
     try:
-        app = create_app(make_gateway(config, frontend, client, client))
+        app = create_app(make_gateway(config, models, client, client))
         yield TestClient(app).get("/openapi.json").json()
     finally:
         await client.close()
-        if frontend is not None:
-            await frontend.close()
+        if models is not None:
+            await models.close()
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -1,5 +1,7 @@
 """A proxy without a master sends pictures only where their embeddings can be read."""
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -8,7 +10,10 @@ from protocol.generate import decode_encode
 from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeOutput, MMItem
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.own_model import OwnModel, OwnModels
+from proxy.placement.needs import ModelNames
 from proxy.placement.own_view import by_load
+from proxy.tokens.pipeline import ServedModel
 from tests.support.scripted_workers import Worker, asking, before
 from tests.support.waiting import eventually
 from tests.unit.proxy.test_mistakes import ec_fleet
@@ -53,28 +58,30 @@ def test_where_none_can_read_the_refusal_names_the_flag() -> None:
 def test_an_encoder_is_chosen_by_who_is_to_read_it() -> None:
     fleet = ec_fleet(e1="nixl", e2="shm", e3="", p1="shm", d1="shm")
     names = [f"hash{number}" for number in range(40)]
-    assert {fleet.by_content(name, (), "shm").url[7:9] for name in names} == {"e2", "e3"}
-    assert fleet.by_content("x", fleet.encode[1:], "shm") in fleet.encode[1:]
+    assert {fleet.by_content(name, (), reader="shm").url[7:9] for name in names} == {"e2", "e3"}
+    assert fleet.by_content("x", fleet.encode[1:], reader="shm") in fleet.encode[1:]
     assert {fleet.by_content(name).url[7:9] for name in names} == {"e1", "e2", "e3"}
     with pytest.raises(Unavailable, match="--ec-transfer-config"):
-        ec_fleet(e1="nixl", p1="shm").by_content("x", (), "shm")
+        ec_fleet(e1="nixl", p1="shm").by_content("x", (), reader="shm")
+
+
+def encoder(sent: list[bytes | None]) -> Worker:
+    """Notes what it is sent of each item."""
+
+    async def encode(body: bytes) -> bytes:
+        asked = decode_encode(body)
+        sent.extend(item.data for item in asked.items)
+        output = EncodeOutput(asked.request_id, PICTURE.mm_hash, {})
+        return msgspec.json.encode(EncodeAnswer([output]))
+
+    return Worker(encode=encode)
 
 
 async def test_one_picture_is_encoded_once_for_each_kind_of_reader() -> None:
     """Requests whose workers read from one encoder share what it is sent; others do not."""
     sent: dict[str, list[bytes | None]] = {"shm": [], "nixl": []}
-
-    def encoder(kind: str) -> Worker:
-        async def encode(body: bytes) -> bytes:
-            asked = decode_encode(body)
-            sent[kind] += [item.data for item in asked.items]
-            output = EncodeOutput(asked.request_id, PICTURE.mm_hash, {})
-            return msgspec.json.encode(EncodeAnswer([output]))
-
-        return Worker(encode=encode)
-
-    decode = {kind: Worker() for kind in sent}
-    async with before(encode=[encoder(kind) for kind in sent], decode=[*decode.values()]) as stack:
+    encode, decode = [encoder(some) for some in sent.values()], {kind: Worker() for kind in sent}
+    async with before(encode=encode, decode=[*decode.values()]) as stack:
         for group in (stack.fleet.encode, stack.fleet.decode):
             for instance, kind in zip(group, sent, strict=True):
                 instance.ec_compatibility = kind
@@ -86,3 +93,28 @@ async def test_one_picture_is_encoded_once_for_each_kind_of_reader() -> None:
             await eventually(lambda: not stage.busy)
     assert [len(worker.calls) for worker in decode.values()] == [2, 2]
     assert sent == {"shm": [b"picture", None], "nixl": [b"picture", None]}
+
+
+async def test_one_picture_is_encoded_once_for_each_model() -> None:
+    """Two models of the same weights name it alike; each has encoders of its own."""
+    sent: dict[str, list[bytes | None]] = {"a": [], "b": []}
+    own = OwnModels(*(OwnModel((name,)) for name in sent))
+    encode, decode = [encoder(some) for some in sent.values()], [Worker(), Worker()]
+    async with before(encode=encode, decode=decode, own=own) as stack:
+        for group in (stack.fleet.encode, stack.fleet.decode):
+            for instance, name in zip(group, sent, strict=True):
+                instance.model, instance.models = name, frozenset((name,))
+        stack.fleet.news()
+        pipeline = stack.gateway.pipeline
+
+        async def ask(name: str, turn: int) -> None:
+            request = asking(f"{name}{turn}", mm_items=[PICTURE])
+            model = ServedModel(ModelNames(name, alone=False))
+            async for _ in pipeline.run(request, {"x": b"picture"}, model=model):
+                pass
+
+        for turn in range(2):
+            await asyncio.gather(*(ask(name, turn) for name in sent))
+            await eventually(lambda: not pipeline.stages.encode_stage.busy)
+    assert [len(worker.calls) for worker in decode] == [2, 2]
+    assert sent == {"a": [b"picture", None], "b": [b"picture", None]}

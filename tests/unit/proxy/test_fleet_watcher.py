@@ -9,10 +9,11 @@ import pytest
 from aiohttp import web
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
-from protocol.registry import Drain, InstanceInfo
+from protocol.registry import Drain, InstanceInfo, InstanceName
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe_once
 from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
@@ -274,3 +275,27 @@ async def test_without_an_encoder_pictures_go_where_one_could_be() -> None:
     able.changes_role = True
     assert {fleet.by_content(f"p{number}") for number in range(20)} == {able}
     assert plain in fleet.prefill
+
+
+async def test_of_several_rendered_models_all_workers_are_this_proxys() -> None:
+    """But for those of others; a master is asked by the name that workers give."""
+    async with running() as ((master,), link, _):
+        fleet = Fleet(own=OwnModels(OwnModel(("nice", "b")), OwnModel(("c",))))
+        watcher = FleetWatcher(link, fleet)
+        first = InstanceInfo(
+            "x", "decode", DECODER, "b", adapters=["l"], adapter_revisions={"l": "r"}
+        )
+        master.service.register(first)
+        master.service.register(InstanceInfo("y", "encode", ENCODER, "/models/c", aliases=["c"]))
+        master.service.register(InstanceInfo("z", "prefill", "http://127.0.0.1:3", "another"))
+        assert await watcher.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER], "encode": [ENCODER]}
+        assert [one.rendered for one in fleet.all()] == ["c", "nice"]
+        assert fleet.unserved == ("another",)
+        asked = {name: watcher.asked_for(name) for name in ("nice", "c", "l")}
+        assert asked == {"nice": "b", "c": "/models/c", "l": "l"}
+        assert fleet.models.adapters_with("nice") == {"l": "r"}
+        master.service.deregister(InstanceName("x"))
+        assert await watcher.once(0.0)
+        assert usable(fleet) == {"encode": [ENCODER]} and not fleet.usable("decode", (), "nice")
+        assert watcher.asked_for("nice") == "nice"

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.mistakes import MistakeLog, mistakes_of
-from proxy.fleet.own_model import OwnModel
+from proxy.fleet.own_model import OwnModel, OwnModels
 
 SAME = "m@abc:layout:shm"
 
@@ -96,7 +96,7 @@ def test_a_reader_and_an_encoder_of_several_are_named_alone() -> None:
 
 def test_a_proxy_with_another_tokenizer() -> None:
     fleet = fleet_of(e1="", p1=SAME, d1=SAME)
-    fleet.own = OwnModel(("tiny",), "demo", "abc", "mine")
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "abc", "mine"))
     for instance in fleet.all():
         instance.dialect = "tokens"
     fleet.prefill[0].tokenizer = "mine"
@@ -114,16 +114,16 @@ def test_a_proxy_with_another_tokenizer() -> None:
 
 def test_a_proxy_with_other_weights_than_all_workers() -> None:
     fleet = fleet_of(e1="", p1=SAME, d1=SAME)
-    fleet.own = OwnModel(("tiny",), "demo", "old", "mine")
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "old", "mine"))
     (found,) = mistakes_of(fleet)
     assert "--model demo has the weights old, the workers serve m with abc" in found
-    fleet.own = OwnModel(("tiny",), "demo", "abc", "mine")
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "abc", "mine"))
     assert mistakes_of(fleet) == []
 
 
 def test_a_relaying_proxy_whose_names_are_no_model_of_several() -> None:
     fleet = fleet_of(d1="", d2="")
-    fleet.own = OwnModel(("mine", "my"))
+    fleet.own = OwnModels(OwnModel(("mine", "my")))
     for instance, name in zip(fleet.decode, ("m", "n"), strict=True):
         instance.model, instance.models = name, frozenset((name,))
         instance.revision = ""

@@ -35,11 +35,13 @@ from protocol.registry import (
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.fleet.own_model import OwnModel
+from proxy.fleet.own_model import OwnModel, OwnModels
+from proxy.fleet.refusals import NoWorker
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
+from proxy.placement.needs import ModelNames
 from proxy.placement.reporter import Reporter
-from proxy.tokens.pipeline import Pipeline
+from proxy.tokens.pipeline import Pipeline, ServedModel
 from tests.support.scripted_workers import (
     DONE,
     TOKENS,
@@ -97,8 +99,10 @@ class Master:
 
 
 @asynccontextmanager
-async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stack, Pipeline]]:
-    async with master.serving() as url, before(decode=list(decode)) as stack:
+async def placed_by(
+    master: Master, *decode: Worker, own: OwnModels | None = None
+) -> AsyncIterator[tuple[Stack, Pipeline]]:
+    async with master.serving() as url, before(decode=list(decode), own=own) as stack:
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterClient([url], gateway.client)
         link.heard(url)
@@ -180,6 +184,28 @@ async def test_a_master_that_cannot_say_is_done_without(answer: Answer) -> None:
         assert len(master.asked) == 1
 
 
+async def test_of_several_models_a_master_is_asked_for_the_requests_own() -> None:
+    """By the name that its workers give, with keys for their block size; one that the master does
+    not know has no workers."""
+    master = Master(["d1", ModelNotFound("which?")])
+    three = OwnModels(*map(OwnModel, [("a",), ("nice", "b"), ("c",)]))
+    async with placed_by(master, Worker(), Worker(), own=three) as (stack, pipeline):
+        for instance, model, size in zip(stack.decode, ("a", "b"), (1, 2), strict=True):
+            instance.model, instance.models = model, frozenset((model,))
+            instance.block_size = size
+        stack.fleet.news()
+        for name in ("nice", "c"):
+            served = ServedModel(ModelNames(name, "keyed", "r", alone=False))
+            steps = pipeline.run(asking(), {}, model=served)
+            if name == "c":
+                with pytest.raises(NoWorker):
+                    await anext(steps)
+            else:
+                assert [output async for outputs in steps for output in outputs]
+    assert [(one.model, one.block_size) for one in master.asked][:1] == [("b", 2)]
+    assert master.asked[1].model == "c"
+
+
 async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_again() -> None:
     master = Master(["new", "d0"])
     async with placed_by(master, Worker()) as (_, pipeline):
@@ -192,7 +218,7 @@ async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_aga
 async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
     master = Master(["d1", "d0"])
     async with placed_by(master, wrong := Worker(), Worker()) as (stack, pipeline):
-        stack.fleet.own = OwnModel(("m",), "demo", "", "mine")
+        stack.fleet.own = OwnModels(OwnModel(("m",), "demo", "", "mine"))
         for instance, tokenizer in zip(stack.decode, ("other", "mine"), strict=True):
             instance.dialect, instance.tokenizer = "tokens", tokenizer
         stack.fleet.news()
@@ -207,6 +233,23 @@ async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
         with pytest.raises(Unavailable, match="--model"):
             await taken(pipeline, asking("third"))
         assert (len(master.asked), wrong.calls) == (2, []), "a master is not asked in vain"
+
+
+async def test_of_several_models_only_the_one_with_another_tokenizer_is_refused() -> None:
+    master = Master(["d0"])
+    own = OwnModels(OwnModel(("a",), "demo", "", "mine"), OwnModel(("b",), "other", "", "theirs"))
+    async with placed_by(master, Worker(), wrong := Worker(), own=own) as (stack, pipeline):
+        for instance, model in zip(stack.decode, "ab", strict=True):
+            instance.model, instance.models = model, frozenset((model,))
+            instance.dialect, instance.tokenizer = "tokens", "mine"
+        stack.fleet.news()
+        served = {name: ServedModel(ModelNames(name, name, alone=False)) for name in "ab"}
+        with pytest.raises(Unavailable, match="that of other, with which") as caught:
+            await anext(pipeline.run(asking(), {}, model=served["b"]))
+        assert caught.value.code == "wrong_tokenizer" and not master.asked
+        steps = pipeline.run(asking(), {}, model=served["a"])
+        assert [output async for outputs in steps for output in outputs]
+        assert [one.avoid for one in master.asked] == [["d1"]] and not wrong.calls
 
 
 async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from uvicorn.server import ServerState
 
 from protocol.errors import ConfigError
-from proxy.__main__ import _frontend
+from proxy.__main__ import _models
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_once
@@ -122,9 +122,9 @@ def test_a_worker_that_came_back_as_another_is_asked_again() -> None:
 
 def test_only_relaying_does_without_a_model() -> None:
     missing = "/nonexistent/model"
-    assert _frontend(ProxyConfig(model=missing, dialect="openai")) is None
+    assert _models(ProxyConfig(model=missing, dialect="openai")) is None
     with pytest.raises(ConfigError, match="--dialect openai"):
-        _frontend(ProxyConfig(model=missing))
+        _models(ProxyConfig(model=missing))
 
 
 class OnlyMedia:
