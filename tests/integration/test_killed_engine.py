@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, all_up, tokens
 from tests.support.conversations import asking, picture
-from tests.support.stack import Process, call, engine_of, idle, proxy, running
+from tests.support.stack import engine_of, generated, idle, proxy, running
 from tests.support.waiting import until
 
 CASES = [asking(picture(number % 3), f"Question {number}?") for number in range(11)]
@@ -50,9 +50,3 @@ def test_no_stream_ends_with_a_killed_decode_engine(
             assert [stream.result(60) for stream in streams] == expected
         for worker in (encode, *prefill, decode[-1]):
             idle(worker)
-
-
-def generated(worker: Process) -> float:
-    """Tokens so far."""
-    tokens: float = call(f"{worker.url}/integrity")[1]["counters"]["generation_tokens"]
-    return tokens

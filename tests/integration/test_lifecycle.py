@@ -17,7 +17,7 @@ from tests.support.clients import all_up, body_of, complete, tokens
 from tests.support.conversations import LONG, asking, picture
 from tests.support.engines import png
 from tests.support.reference import reference_generate
-from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.stack import Process, Stack, call, generated, idle, proxy, running
 from tests.support.waiting import until
 
 
@@ -115,12 +115,6 @@ class Stream:
     def leave(self) -> None:
         self.response.close()
         self.connection.close()
-
-
-def generated(worker: Process) -> float:
-    """Tokens that it has put out so far."""
-    tokens: float = call(f"{worker.url}/integrity")[1]["counters"]["generation_tokens"]
-    return tokens
 
 
 @pytest.mark.parametrize("events", [1, 4])

@@ -2,7 +2,6 @@
 that come and go while requests are served."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,16 @@ from typing import Any
 import pytest
 
 from tests.conftest import ModelDir
-from tests.support.clients import tokens
+from tests.support.clients import Asked, tokens_of_models
 from tests.support.conversations import LONG, asking, picture, picture_cases
 from tests.support.lora import merged_generate, write_adapter
-from tests.support.reference import Messages, reference_generate
+from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.waiting import until
 
 TOKENS = 8
 ADMIN = {"x-api-key": "root"}
 WAIT_S = 10.0
-Asked = list[tuple[Messages, str]]
 
 
 @dataclass
@@ -48,16 +46,6 @@ def listed(server: Process) -> dict[str, str | None]:
     """Names in /v1/models with their parents."""
     _, answer = call(f"{server.url}/v1/models")
     return {card["id"]: card["parent"] for card in answer["data"]}
-
-
-def served(server: Process, asked: Asked) -> list[list[int]]:
-    """All at once."""
-
-    def one(messages: Messages, name: str) -> list[int]:
-        return tokens(server, messages, model=name, max_tokens=TOKENS, ignore_eos=True)
-
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(one, *zip(*asked, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +94,7 @@ def test_tokens_equal_the_merged_model(topology: str, fleet: Fleet) -> None:
     asked = [(case, name) for case in picture_cases()[:3] for name in ("tiny", "a")]
     expected = fleet.expected(asked)
     for _ in range(2):
-        assert served(server, asked) == expected
+        assert tokens_of_models(server, asked, TOKENS) == expected
     assert listed(server) == {"tiny": None, "a": "tiny"}
 
 
@@ -116,7 +104,7 @@ def test_kv_of_an_adapter_is_handed_over(fleet: Fleet) -> None:
 
     before = fetched()
     asked = [(asking(f"{LONG} Told anew.", picture(77)), "a")]
-    assert served(fleet.proxies["e+p+d"], asked) == fleet.expected(asked)
+    assert tokens_of_models(fleet.proxies["e+p+d"], asked, TOKENS) == fleet.expected(asked)
     assert fetched() > before
 
 
@@ -131,7 +119,7 @@ def test_adapters_come_and_go(fleet: Fleet) -> None:
     assert len(answer["workers"]) == 3
     assert listed(server)["b"] == "tiny"
     until(lambda: "b" in listed(fleet.workers["decode"]), WAIT_S)
-    assert served(server, asked) == fleet.expected(asked)
+    assert tokens_of_models(server, asked, TOKENS) == fleet.expected(asked)
     status, answer = fleet.operate("/v1/unload_lora_adapter", lora_name="b")
     assert status == 200, answer
     assert "b" not in listed(server)
@@ -142,7 +130,7 @@ def test_adapters_come_and_go(fleet: Fleet) -> None:
     status, answer = fleet.operate("/v1/load_lora_adapter", lora_name="b", lora_path=str(other))
     assert status == 200, answer
     fleet.folders["b"] = other
-    assert served(server, asked) == fleet.expected(asked)
+    assert tokens_of_models(server, asked, TOKENS) == fleet.expected(asked)
     fleet.operate("/v1/unload_lora_adapter", lora_name="b")
 
 
@@ -151,7 +139,7 @@ def test_rtp_llms_update_loads_too(fleet: Fleet) -> None:
     wanted = {"peft_info": {"lora_info": {"b": str(fleet.folders["b"])}}}
     assert call(f"{server.url}/update", wanted, headers=ADMIN)[0] == 200
     asked = [(picture_cases()[1], name) for name in ("b", "a", "tiny")]
-    assert served(server, asked) == fleet.expected(asked)
+    assert tokens_of_models(server, asked, TOKENS) == fleet.expected(asked)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,16 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support import waiting
-from tests.support.clients import all_up, tokens
+from tests.support.clients import Asked, all_up, tokens_of_models
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.lora import merged_generate, write_adapter
 from tests.support.pooling_models import embedding_model, vector_of
-from tests.support.reference import Messages, reference_generate
+from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, idle, metric, proxy, running
 
 TOKENS = 8
 WAYS = ("lists", "master")
 WORKERS = 5
-Asked = list[tuple[Messages, str]]
 
 
 def until(true: Any) -> None:
@@ -103,16 +101,6 @@ def listed(server: Process) -> dict[str, str | None]:
     return {card["id"]: card["parent"] for card in call(f"{server.url}/v1/models")[1]["data"]}
 
 
-def served(server: Process, asked: Asked) -> list[list[int]]:
-    """All at once."""
-
-    def one(messages: Messages, name: str) -> list[int]:
-        return tokens(server, messages, model=name, max_tokens=TOKENS, ignore_eos=True)
-
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(one, *zip(*asked, strict=True)))
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_those_of_each_model(way: str, site: Site) -> None:
     """Pictures, text and an adapter at once; the second time out of the caches."""
@@ -120,8 +108,8 @@ def test_tokens_are_those_of_each_model(way: str, site: Site) -> None:
     texts: Asked = [(case, name) for case in text_cases()[:3] for name in ("text", "lora")]
     expected = site.expected([*pictures, *texts])
     for _ in range(2):
-        assert served(site.proxies[way], [*pictures, *texts]) == expected
-    assert served(site.single, pictures) == expected[: len(pictures)]
+        assert tokens_of_models(site.proxies[way], [*pictures, *texts], TOKENS) == expected
+    assert tokens_of_models(site.single, pictures, TOKENS) == expected[: len(pictures)]
     counters = {name: idle(worker)["counters"] for name, worker in site.workers.items()}
     assert counters["decode"]["kv_fetched"] > 0, "prefill hands over to its own model's worker"
     placed = metric(site.proxies[way], 'proxy:placements_total{by="master"}')
@@ -161,14 +149,14 @@ def test_a_model_without_workers_leaves_the_others_alone(site: Site) -> None:
             return (status, answer["error"]["code"]) == (503, "no_worker")
 
         until(refused)
-        assert served(server, [(picture_cases()[0], "tiny")]) == expected[1:]
+        assert tokens_of_models(server, [(picture_cases()[0], "tiny")], TOKENS) == expected[1:]
         until(lambda server=server: models_of(server)["text"] == "down")
         status, health = call(f"{server.url}/health")
         assert (status, health["models"]["tiny"]) == (200, "up")
     worker.restart()
     for server in site.proxies.values():
         until(lambda server=server: models_of(server)["text"] == "up")
-        assert served(server, asked) == expected[:1]
+        assert tokens_of_models(server, asked, TOKENS) == expected[:1]
 
 
 def models_of(server: Process) -> dict[str, str]:

@@ -60,3 +60,17 @@ def all_tokens(server: Process, cases: list[Messages], **params: Any) -> list[li
     """Every case at once."""
     with ThreadPoolExecutor(len(cases)) as pool:
         return list(pool.map(lambda case: tokens(server, case, **params), cases))
+
+
+Asked = list[tuple[Messages, str]]
+"""Conversations, and the model that each is for."""
+
+
+def tokens_of_models(server: Process, asked: Asked, count: int) -> list[list[int]]:
+    """The first `count` of each answer, all asked for at once."""
+
+    def one(messages: Messages, name: str) -> list[int]:
+        return tokens(server, messages, model=name, max_tokens=count, ignore_eos=True)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(one, *zip(*asked, strict=True)))

@@ -235,6 +235,12 @@ def idle(process: Process, timeout_s: float = 10.0) -> Any:
         time.sleep(0.02)
 
 
+def generated(worker: Process) -> float:
+    """Tokens that it has put out so far."""
+    tokens: float = call(f"{worker.url}/integrity")[1]["counters"]["generation_tokens"]
+    return tokens
+
+
 def metric(process: Process, name: str) -> float:
     """The sum over all labels of a server's metrics whose name begins so."""
     with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
