@@ -249,8 +249,8 @@ class Engine:
         values = counters_of(self)
         if self.generate is not None:
             values["kv_expired"] = self.offers.expired
-        if self.encode is None:
-            values["mm_encoded"] = self.ec.encoded  # media that came with requests
+        came = self.ec.encoded  # media that came with requests
+        values["mm_encoded"] = values.get("mm_encoded", 0) + came
         return values
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
