@@ -168,7 +168,7 @@ def ask(
 
 
 def traces(services: Sequence[Service]) -> list[str]:
-    """Of exceptions that nobody has caught, from the logs: how each begins and ends."""
+    """Of uncaught exceptions, from the logs: how each begins and ends."""
     found = []
     for one in services:
         text = one.log.read_text(errors="replace")

@@ -142,12 +142,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
             _runner(config, model, cache, embeddings, graphs, drafter),
-            KVFetches(
-                kv,
-                scheduler,
-                vocabulary=vocabulary,
-                fail_on_error=config.kv.load_failure_policy == "fail",
-            ),
+            _fetches(config, kv, scheduler, vocabulary),
             shared.meter,
             shared.clock,
             shared.computing,
@@ -168,6 +163,13 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         model.parameter_bytes + (draft.parameter_bytes if draft is not None else 0),
         model.adapters,
     )
+
+
+def _fetches(
+    config: EngineConfig, kv: KVConnector, scheduler: Scheduler, vocabulary: int
+) -> KVFetches:
+    fails = config.kv.load_failure_policy == "fail"
+    return KVFetches(kv, scheduler, vocabulary=vocabulary, fail_on_error=fails)
 
 
 def _runner(

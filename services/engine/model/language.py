@@ -102,11 +102,7 @@ class LanguageModel:
         )
         # Whether what runs ends with hidden states, to which the head is applied here.
         self._headless = self.takes_media or pooler is not None
-        self._text_model: Any = self._model
-        if self.takes_media:
-            self._text_model = getattr(self._model.model, language_part(self._model.model))
-        elif self._headless:
-            self._text_model = self._model.base_model
+        self._text_model = self._text_part()
         score_head = taken_score_head(self._model, pooler) if pooler is not None else None
         self._score_head: torch.nn.Module | None = None
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
@@ -128,6 +124,12 @@ class LanguageModel:
         with refused_by_name(self.config.model_type):
             self._try(fused)
         self._score_head = score_head  # not before: two logits may both be near 0
+
+    def _text_part(self) -> Any:
+        """What a step runs of the model that was loaded."""
+        if self.takes_media:
+            return getattr(self._model.model, language_part(self._model.model))
+        return self._model.base_model if self._headless else self._model
 
     @property
     def module(self) -> torch.nn.Module:
