@@ -30,13 +30,13 @@ class Memo:
         if self._folder is None:
             return run()
         name = hashlib.sha256(f"{self._code} {key!r}".encode()).hexdigest()[:32]
-        path = self._folder / f"{name}.json"
+        path = self._folder / f"{name}.msgpack"
         if path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=Outcome)
+            return msgspec.msgpack.decode(path.read_bytes(), type=Outcome)
         outcome = run()
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(msgspec.json.encode(outcome))
+        part.write_bytes(msgspec.msgpack.encode(outcome))
         part.rename(path)
         return outcome
 

@@ -1,5 +1,6 @@
 """What is made of the runs: sustained load, tuning, fits, rows."""
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,13 @@ def test_a_run_that_was_made_is_not_made_again(tmp_path: Path) -> None:
         assert [memo.of(("a", n), lambda n=n: run(n)).offered for n in (1, 2)] == [1.0, 2.0]
     assert made == [1, 2]
     assert [Memo().of(("a", 1), lambda: run(3)).offered, len(made)] == [3.0, 3]
+
+
+def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
+    """No request was answered, so no percentile is known."""
+    for _ in range(2):
+        kept = Memo(tmp_path).of("a", lambda: replace(OUTCOME, ttft_p99=math.nan))
+        assert math.isnan(kept.ttft_p99) and kept.offered == OUTCOME.offered
 
 
 @pytest.mark.parametrize("policy", [OURS, *PEERS])
