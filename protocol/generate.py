@@ -94,13 +94,13 @@ class AbortBody(msgspec.Struct):
     request_ids: list[str]
 
 
-def _grid_key(modality: Modality) -> str:
+def grid_key(modality: Modality) -> str:
     return f"{modality}_grid_thw"
 
 
 def item_metadata(item: MMItem) -> dict[str, Any]:
     """`metadata` of an item's `ec_transfer_params` entry."""
-    metadata: dict[str, Any] = {_grid_key(item.modality): list(item.grid)} if item.grid else {}
+    metadata: dict[str, Any] = {grid_key(item.modality): list(item.grid)} if item.grid else {}
     if item.seconds_per_grid:
         metadata[SECONDS_KEY] = item.seconds_per_grid
     if item.gaps:
@@ -110,18 +110,18 @@ def item_metadata(item: MMItem) -> dict[str, Any]:
     return metadata
 
 
-def _metadata_of(entry: Any) -> dict[str, Any]:
+def metadata_of(entry: Any) -> dict[str, Any]:
     metadata = entry.get("metadata") if isinstance(entry, dict) else None
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _grid_of(metadata: dict[str, Any], modality: Modality) -> tuple[int, ...]:
-    grid = metadata.get(_grid_key(modality))
+def grid_of(metadata: dict[str, Any], modality: Modality) -> tuple[int, ...]:
+    grid = metadata.get(grid_key(modality))
     if grid is None:
         return ()
     if not isinstance(grid, list) or not all(type(n) is int and 0 < n <= INT32_MAX for n in grid):
         raise InvalidRequest(
-            f"ec_transfer_params: {_grid_key(modality)} must be a list of positive integers",
+            f"ec_transfer_params: {grid_key(modality)} must be a list of positive integers",
             param="ec_transfer_params",
         )
     return tuple(grid)
@@ -246,11 +246,11 @@ def _items(body: GenerateBody) -> list[MMItem]:
                 param="features",
             )
         for name, span in zip(hashes, spans, strict=True):
-            items.append(_item(name, modality, span, _metadata_of(entries.get(name))))
+            items.append(_item(name, modality, span, metadata_of(entries.get(name))))
     return sorted(items, key=lambda item: item.offset)
 
 
-def _gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
+def gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
     gaps = metadata.get(GAPS_KEY, [])
     if not isinstance(gaps, list) or not all(type(n) is int and 0 <= n <= INT32_MAX for n in gaps):
         raise InvalidRequest(
@@ -266,9 +266,9 @@ def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, 
         modality,
         span.offset,
         span.length,
-        _grid_of(metadata, modality),
+        grid_of(metadata, modality),
         seconds_per_grid=seconds_of(metadata, "ec_transfer_params"),
-        gaps=_gaps_of(metadata),
+        gaps=gaps_of(metadata),
     )
 
 
@@ -286,18 +286,3 @@ def decode_abort(data: bytes) -> list[str]:
     return accepted(_ABORT.decode, data).request_ids
 
 
-__all__ = [
-    "ABORT_PATH",
-    "ENCODE_PATH",
-    "GENERATE_PATH",
-    "MSGPACK",
-    "EncodeItem",
-    "GenerateBody",
-    "check_ec_params",
-    "decode_abort",
-    "decode_encode",
-    "decode_generate",
-    "encode_encode",
-    "encode_generate",
-    "item_metadata",
-]

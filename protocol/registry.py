@@ -36,9 +36,9 @@ StageRole = Literal["encode", "prefill", "decode"]
 Stage = Literal["encode", "prefill", "request"]
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
 
-_MOST = 1 << 40
+MOST_COUNT = 1 << 40
 BlockKey = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=0, le=_MOST)]
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Url = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
@@ -193,7 +193,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     """A request to be placed. An id that is placed again gives back what it held."""
 
     request_id: Name  # the proxy's id of the request
-    prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]  # length of the prompt, media included
+    prompt_tokens: Annotated[int, Meta(ge=1, le=MOST_COUNT)]  # length of the prompt, media included
     # name of a model, an alias of it, or an adapter that some of its workers serve, which `adapter`
     # then is; empty: the only one served
     model: str = ""
@@ -201,7 +201,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     block_keys: Annotated[list[BlockKey], Meta(max_length=1 << 20)] = []
     block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one of these blocks
     items: Annotated[list[MediaNeed], Meta(max_length=4096)] = []  # media of the prompt, in order
-    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] = 0  # output tokens at most, 0 if not stated
+    max_tokens: Annotated[int, Meta(ge=0, le=MOST_COUNT)] = 0  # output tokens at most, 0 if not stated
     priority: Annotated[int, Meta(ge=0, le=100)] = 0  # 1 to 100, higher is earlier; 0 means 50
     # seconds left when the message was sent, None for no deadline
     deadline_s: Annotated[float, Meta(le=1e9)] | None = None

@@ -103,10 +103,10 @@ class KServe:
                     raise InvalidRequest("the call has no message")
                 asked = await self._asked(message, context, streams=False)
             del message
-            async with _within(asked.deadline):
+            async with within(asked.deadline):
                 room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
                 works = (self._whole(prompt, room) for prompt in asked.prompts)
-                answers = await _all(works)
+                answers = await ended_together(works)
         choices = [choice for answer in answers for choice in answer]
         return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
@@ -144,7 +144,7 @@ class KServe:
                 counted.enter_context(self._service.admitted())
                 asked = await self._asked(message, context, streams=True)
             del message
-            async with _within(asked.deadline):
+            async with within(asked.deadline):
                 if not asked.form.stream:
                     (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
                     yield response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
@@ -168,7 +168,7 @@ class KServe:
                 "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
             )
         deadline = self._deadline(wanted.form, context)
-        async with _within(deadline):
+        async with within(deadline):
             prompts = await self._rendered(wanted, deadline)
         if streams and len(prompts) != 1:
             raise InvalidRequest("text_input: a stream takes one text", param="text_input")
@@ -236,7 +236,7 @@ class _Named:
 
 
 @contextlib.asynccontextmanager
-async def _within(deadline: Deadline) -> AsyncGenerator[None, None]:
+async def within(deadline: Deadline) -> AsyncGenerator[None, None]:
     try:
         async with asyncio.timeout(deadline.left_s):
             yield
@@ -244,7 +244,7 @@ async def _within(deadline: Deadline) -> AsyncGenerator[None, None]:
         raise deadline.exceeded() from None
 
 
-async def _all(works: Any) -> list[list[tuple[str, str]]]:
+async def ended_together(works: Any) -> list[list[tuple[str, str]]]:
     """All at once; the first failure ends them."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import soxr
-from numpy.typing import NDArray
 
 from services.frontend.audio.formats import refused
+from services.frontend.audio.wav import Samples
 
 LEAST_RATE, MOST_RATE = 4000, 192_000
 QUALITY = "soxr HQ"  # librosa's choice
-
-Samples = NDArray[np.float32]
 
 
 def check_rate(rate: int, wanted: int, param: str | None = None) -> None:
