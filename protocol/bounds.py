@@ -67,3 +67,13 @@ def check_opaque(value: Any, name: str) -> None:
             stack += [(entry, depth + 1) for entry in part]
         elif type(part) is int and not -INT64_MAX - 1 <= part <= INT64_MAX:
             raise InvalidRequest(f"{name} has an integer of more than 64 bits", param=name)
+
+
+def check_priority(priority: float, lowest: int) -> None:
+    """`InvalidRequest` if a request would run before more others than `lowest` allows."""
+    if priority < lowest:
+        raise InvalidRequest(
+            f"priority must be at least {lowest} here, not {priority}: lower values "
+            "run earlier, and --min-priority says how low they may be",
+            param="priority",
+        )

@@ -175,7 +175,7 @@ def _as_array(event: CacheEvent) -> CacheEvent:
     return kind(*(getattr(event, name) for name in event.__struct_fields__))
 
 
-def decode_batch(payload: bytes) -> EventBatch:
+def decode_event_batch(payload: bytes) -> EventBatch:
     """A batch in either encoding; an event of an unknown kind or shape is counted, not raised.
 
     Raises `InvalidRequest` if the payload is no batch at all.

@@ -18,7 +18,7 @@ from protocol.openai import (
     decode_chat,
     decode_completion,
 )
-from protocol.rtp_config import fields_of, name_in
+from protocol.rtp_config import config_fields, name_in
 
 RAW_PATH = "/"
 MAX_PROMPTS = 128
@@ -71,7 +71,9 @@ def decode_raw(data: bytes) -> RawRequest:
     config = _config_of(body)
     flags = converted(config, _Flags, "generate_config", "generate_config.")
     timeout = flags.timeout_ms or 0
-    fields = fields_of({k: v for k, v in config.items() if k != "timeout_ms"}, "generate_config")
+    fields = config_fields(
+        {k: v for k, v in config.items() if k != "timeout_ms"}, "generate_config"
+    )
     stream = bool(body.get("stream") or flags.yield_generator or flags.is_streaming)
     batch = "prompt_batch" in body
     if batch and stream:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
-from protocol.pooling_requests import POOLING_PATHS
+from protocol.pooling import POOLING_PATHS
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from proxy.api_routes import bodies_of
@@ -40,8 +40,7 @@ from services.http.pooling import pooling
 from services.http.records import Recorded
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
-from services.http.rtp_health import rtp_health
-from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
+from services.http.rtp_operations import EPLB_PATH, UPDATE_PATH, rtp_health
 from services.http.server import version
 from services.http.tokens import informing
 

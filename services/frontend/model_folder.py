@@ -65,3 +65,12 @@ def _snapshot(model: Path) -> Path | None:
         return versions[0] if len(versions) == 1 else None
     found = model / "snapshots" / commit
     return found if found.is_dir() else None
+
+
+def _name(path: Path) -> str:
+    """The hub's name if the path is in its cache, else the directory's own."""
+    resolved = path.resolve()
+    hub = resolved.parent.parent.name
+    if resolved.parent.name == "snapshots" and hub.startswith("models--"):
+        return hub.removeprefix("models--").replace("--", "/")
+    return resolved.name

@@ -12,6 +12,7 @@ from typing import Any
 from protocol.errors import ConfigError
 from protocol.keys import model_revision
 from protocol.pooling import Pooler
+from services.frontend.model_folder import _name
 
 NAMED_TOKENS = (
     "bos_token",
@@ -122,15 +123,6 @@ def _text_config(config: Json) -> Json:
         if isinstance(config.get(key), dict):
             return {**assumed, **config[key]}
     return {**assumed, **config}
-
-
-def _name(path: Path) -> str:
-    """The hub's name if the path is in its cache, else the directory's own."""
-    resolved = path.resolve()
-    hub = resolved.parent.parent.name
-    if resolved.parent.name == "snapshots" and hub.startswith("models--"):
-        return hub.removeprefix("models--").replace("--", "/")
-    return resolved.name
 
 
 def _image_processor(path: Path, around: Json, overrides: Mapping[str, Any]) -> Json | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from protocol.errors import ConfigError, ModelNotFound
 from protocol.openai_answers import ModelCard, ModelList
 from services.frontend.config import FrontendConfig
+from services.frontend.media.store import MediaStore
 from services.frontend.render import Frontend
-from services.frontend.spill import MediaStore
 
 
 class Models:

@@ -3,63 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
-from protocol.ec_params import MAX_NAME_CHARS, by_content
+from protocol.bounds import check_priority
+from protocol.encoder_cache import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
-from protocol.request_record import RequestRecord
 from protocol.types import FrameSampling, GenerateRequest, Modality, SamplingParams
-from services.frontend.call_grammar import after_reasoning, grammar_for
-from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
-from services.frontend.guard import Guard
-from services.frontend.items import ItemLoader
-from services.frontend.lookups import ANONYMOUS, Caller
-from services.frontend.messages import read_messages
+from services.frontend.grammars.calls import after_reasoning, grammar_for
+from services.frontend.media.items import ItemLoader
+from services.frontend.media.lookups import ANONYMOUS, Caller
+from services.frontend.media.store import MediaStore
 from services.frontend.model_info import ModelInfo
 from services.frontend.parsing.choosing import Parsers
-from services.frontend.pooler import with_pooler
-from services.frontend.pooling import PoolingInputs
-from services.frontend.priority import check_priority
-from services.frontend.prompt import PromptMaker, prompts_of
-from services.frontend.raw_prompts import RawPrompts
-from services.frontend.request_templates import RequestTemplates
+from services.frontend.pooling.inputs import PoolingInputs
+from services.frontend.pooling.model import with_pooler
+from services.frontend.prompts.chat_text import ChatText
+from services.frontend.prompts.guard import Guard
+from services.frontend.prompts.maker import PromptMaker, check_untruncated, prompts_of, truncated
+from services.frontend.prompts.messages import read_messages
+from services.frontend.prompts.other_templates import RequestTemplates
+from services.frontend.prompts.raw import RawPrompts
+from services.frontend.prompts.template import ChatTemplate
+from services.frontend.requests import ServedNames
 from services.frontend.sampling import fit, sampling_params
-from services.frontend.served_names import ServedNames
-from services.frontend.spec import OutputSpec, describe_output
-from services.frontend.spill import MediaStore
-from services.frontend.template import ChatTemplate
+from services.frontend.spec import RenderedRequest, describe_output
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse, tool_use
-from services.frontend.truncation import check_untruncated, truncated
 
 _NO_TOOLS = ToolUse()
 _END_TOKENS = 16  # tokens of a prompt's end that are looked at
-
-
-@dataclass(frozen=True)
-class RenderedRequest:
-    """`media`: bytes by mm_hash of the items that came with their picture; items that are only
-    referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
-    gave none. `tenant` and `session` name who asks and in what conversation.
-    `record`: what is noted of the request on its way. `model`: the first name of the model that it
-    is rendered for, "" for the server's first model.
-    """
-
-    generate: GenerateRequest
-    media: Mapping[str, bytes]
-    output: OutputSpec
-    tenant: str = ""
-    session: str = ""
-    uuids: Sequence[str | None] = ()
-    record: RequestRecord = field(default_factory=RequestRecord)
-    model: str = ""
 
 
 class Frontend:

@@ -11,10 +11,15 @@ import msgspec
 from protocol.bounds import within_bounds
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
+from protocol.sampling_checks import check_sampling
 from protocol.types import GREEDY_BELOW, SamplingParams
-from protocol.vocabulary import check_sampling
-from services.frontend.beams import with_beams
-from services.frontend.scoring import check_scoring, echoes, is_scored_only, scored
+from services.frontend.special_sampling import (
+    check_scoring,
+    echoes,
+    is_scored_only,
+    scored,
+    with_beams,
+)
 from services.frontend.tokenizer import Tokenizer
 
 MAX_STOPS = 16

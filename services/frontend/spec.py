@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest
 from services.frontend.parsing.reading import Reading
 from services.frontend.sampling import shown_logprobs
-from services.frontend.scoring import echoes, is_scored_only
+from services.frontend.special_sampling import echoes, is_scored_only
 
 _PLAIN = Reading()
 
@@ -94,3 +95,22 @@ def describe_output(
         reading=reading,
         show_reasoning=not isinstance(request, ChatCompletionRequest) or request.include_reasoning,
     )
+
+
+@dataclass(frozen=True)
+class RenderedRequest:
+    """`media`: bytes by mm_hash of the items that came with their picture; items that are only
+    referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
+    gave none. `tenant` and `session` name who asks and in what conversation.
+    `record`: what is noted of the request on its way. `model`: the first name of the model that it
+    is rendered for, "" for the server's first model.
+    """
+
+    generate: GenerateRequest
+    media: Mapping[str, bytes]
+    output: OutputSpec
+    tenant: str = ""
+    session: str = ""
+    uuids: Sequence[str | None] = ()
+    record: RequestRecord = field(default_factory=RequestRecord)
+    model: str = ""

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
-from services.frontend.output import Gain
-from services.frontend.render import RenderedRequest
+from services.frontend.answers.output import Gain
+from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
-from services.grpc.kserve_answers import config_of, end_of, metadata_of, piece_of, response_of
+from services.grpc.kserve_answers import config_of, end_of, model_metadata, piece_of, response_of
 from services.grpc.kserve_requests import Form, Inference, read
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.server import (
@@ -23,10 +23,12 @@ from services.grpc.server import (
     Context,
     Unary,
     empty_handler,
+    ended_together,
     message_handler,
     methods,
     refuse,
     told,
+    within,
 )
 from services.http.deadline import Deadline
 from services.http.openai import Service
@@ -84,7 +86,7 @@ class KServe:
 
     async def metadata(self, request: pb.ModelName, context: Context) -> pb.ModelMetadata:
         self._served(request.name)
-        return metadata_of(request.name)
+        return model_metadata(request.name)
 
     async def config(self, request: pb.ModelName, context: Context) -> pb.ModelConfigResponse:
         self._served(request.name)
@@ -233,22 +235,3 @@ class _Named:
     id: str = ""
     received: bool = False
     later: bool = False
-
-
-@contextlib.asynccontextmanager
-async def within(deadline: Deadline) -> AsyncGenerator[None, None]:
-    try:
-        async with asyncio.timeout(deadline.left_s):
-            yield
-    except TimeoutError:
-        raise deadline.exceeded() from None
-
-
-async def ended_together(works: Any) -> list[list[tuple[str, str]]]:
-    """All at once; the first failure ends them."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.frontend.output import Gain
+from services.frontend.answers.output import Gain
 from services.grpc.kserve_requests import FINISH, TEXT, Form
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.tensors import packed
@@ -10,7 +10,7 @@ from services.grpc.tensors import packed
 _PLATFORM, _VERSION = "triptych", "1"
 
 
-def metadata_of(model: str) -> pb.ModelMetadata:
+def model_metadata(model: str) -> pb.ModelMetadata:
     """The tensors that a request may have, and those of an answer."""
     return pb.ModelMetadata(
         name=model,

@@ -15,10 +15,10 @@ import msgspec
 
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import CompletionRequest, decode_completion
-from protocol.rtp_config import fields_of
-from services.frontend.output import Gain
-from services.frontend.render import RenderedRequest
-from services.frontend.rtp_answer import code_of
+from protocol.rtp_config import config_fields
+from services.frontend.answers.output import Gain
+from services.frontend.answers.rtp import code_of
+from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
 from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
@@ -115,7 +115,7 @@ def request_of(message: pb.GenerateInput) -> CompletionRequest:
     """The request as ours; `InvalidRequest` names the field at fault."""
     if not message.token_ids:
         raise InvalidRequest("token_ids must not be empty", param="token_ids")
-    fields = fields_of(_config_of(message.generate_config), "generate_config")
+    fields = config_fields(_config_of(message.generate_config), "generate_config")
     body = {**fields, "prompt": list(message.token_ids)}
     return decode_completion(msgspec.json.encode(body))
 

@@ -18,6 +18,7 @@ from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
 from services.grpc.intake import Intake
 from services.http.access import Access
+from services.http.deadline import Deadline
 from services.http.server import announce
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
@@ -125,7 +126,10 @@ def checked(access: Access) -> Check:
     def check(context: Context) -> TriptychError | None:
         if not access.closed:
             return None
-        fleet, client = metadata_of(context, HEADER.lower()), metadata_of(context, "authorization")
+        fleet, client = (
+            call_metadata(context, HEADER.lower()),
+            call_metadata(context, "authorization"),
+        )
         return access.judge(_AS, fleet, client, method="POST")
 
     return check
@@ -151,9 +155,28 @@ def message_handler(work: Unary, intake: Intake, request: Any, response: Any) ->
     return empty_handler(read, response)
 
 
-def metadata_of(context: Context, name: str) -> bytes:
+def call_metadata(context: Context, name: str) -> bytes:
     """A header of the call, b"" if there is none."""
     for key, value in context.invocation_metadata() or ():
         if key == name:
             return value if isinstance(value, bytes) else str(value).encode()
     return b""
+
+
+@contextlib.asynccontextmanager
+async def within(deadline: Deadline) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            yield
+    except TimeoutError:
+        raise deadline.exceeded() from None
+
+
+async def ended_together(works: Any) -> list[list[tuple[str, str]]]:
+    """All at once; the first failure ends them."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -12,9 +12,9 @@ from protocol.anthropic import MESSAGES_PATH, CountRequest, decode_count, decode
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
 from services.frontend.anthropic.answer import MessageAnswer
-from services.frontend.anthropic.chats import as_of_message, chat_of
-from services.frontend.render import RenderedRequest
-from services.http.counting import counted
+from services.frontend.anthropic.chats import as_of_message, chat_of_message
+from services.frontend.spec import RenderedRequest
+from services.http.bodies import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
 from services.http.streams import EventStream, while_connected
@@ -58,7 +58,7 @@ async def _rendered(
 
     def chat(body: bytes) -> ChatCompletionRequest:
         asked.append(decode(body))
-        return chat_of(asked[0])
+        return chat_of_message(asked[0])
 
     try:
         return await service.rendered_chat(request, chat)

@@ -26,7 +26,7 @@ _OPEN = ("ChatMessage", "ContentPart", "FunctionCall", "ToolCall")
 
 
 @dataclass(frozen=True)
-class Bodies:
+class RouteBodies:
     """Of one route. Types are what `msgspec` can describe; None is no body."""
 
     answer: Any = None
@@ -45,7 +45,7 @@ class Bodies:
                 yield kind
 
 
-Table = Mapping[str, Bodies]
+Table = Mapping[str, RouteBodies]
 """By method and path, as in `POST /v1/completions`."""
 
 
@@ -84,7 +84,7 @@ def _name_parameters(operation: _Json, name: str) -> None:
             known.append({"name": found, "in": "path", "required": True, "schema": shape})
 
 
-def _describe(operation: _Json, row: Bodies, shape_of: Mapping[Any, _Json]) -> None:
+def _describe(operation: _Json, row: RouteBodies, shape_of: Mapping[Any, _Json]) -> None:
     content: _Json = {}
     if row.answer is not None:
         content[row.media] = {"schema": shape_of[row.answer]}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
 from services.http.client_bounds import TooSlow
-from services.http.intake import LARGE, Intake
+from services.http.turns import LARGE, Intake
 
 STALL_S = 5.0
 _RETRY_AFTER_S = 1.0
@@ -171,3 +175,38 @@ async def read_body(
     if size > limit:
         raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
     return body.getvalue()
+
+
+Admitted = Callable[[], AbstractContextManager[None]]
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def counted(admitted: Admitted) -> Callable[[_Handler], _Handler]:
+    """For a route: `admitted` is entered while a request is here; what it raises is the answer. (A
+    dependency of FastAPI's would do at several times the cost.)"""
+
+    def wrap(handler: _Handler) -> _Handler:
+        @functools.wraps(handler)
+        async def work(request: Request) -> Response:
+            with ExitStack() as stack:
+                stack.enter_context(admitted())
+                response = await handler(request)
+                return _Counted(response, stack.pop_all())
+
+        return work
+
+    return wrap
+
+
+class _Counted(Response):
+    """An answer that leaves `place` once it is sent, or cannot be."""
+
+    def __init__(self, response: Response, place: ExitStack) -> None:
+        self._response = response
+        self._place = place
+        self.background = response.background
+        self.raw_headers = response.raw_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await self._response(scope, receive, send)

@@ -9,8 +9,8 @@ from blake3 import blake3
 from starlette.requests import Request
 
 from protocol.errors import InvalidRequest
-from services.frontend.lookups import Caller
-from services.frontend.render import RenderedRequest
+from services.frontend.media.lookups import Caller
+from services.frontend.spec import RenderedRequest
 from services.http.deadline import Deadline
 from services.http.records import record_of
 

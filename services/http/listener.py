@@ -11,12 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.beginnings import caller_of
 from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
-from services.http.intake import LARGE
-from services.http.joined import JoinedWrites
-from services.http.raw_answer import http_response
-from services.http.shared_state import SharedState
+from services.http.raw_writes import JoinedWrites, http_response
+from services.http.turns import LARGE, SharedState, caller_key
 
 ABORT = "triptych.abort"
 ENDED = "triptych.ended"
@@ -84,7 +81,7 @@ class Listener(HttpToolsProtocol):
         self._begin_reading()
         self.transport.pause_reading()
         peer = self.transport.get_extra_info("peername") or ("",)
-        self._shared.beginnings.wait(caller_of(data, str(peer[0])), self._begin_postponed)
+        self._shared.beginnings.wait(caller_key(data, str(peer[0])), self._begin_postponed)
 
     def _begin_postponed(self) -> None:
         data, self._held = self._held, b""

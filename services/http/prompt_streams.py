@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from protocol.errors import TriptychError
-from services.frontend.answering import Answering, Steps, failed
-from services.frontend.merging import total_usage
+from services.frontend.answers.answering import Answering, Steps, failed
+from services.frontend.answers.whole import total_usage
 from services.http.tasks import ended
 
 Begin = Callable[[], Steps]

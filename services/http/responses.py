@@ -15,9 +15,9 @@ from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import ChatCompletionRequest
 from protocol.responses import RESPONSES_PATH, ResponsesRequest, decode_responses
 from services.frontend.responses.answer import ResponseAnswer
-from services.frontend.responses.chats import as_of_response, chat_of, items_of
+from services.frontend.responses.chats import as_of_response, chat_of_response, items_of
+from services.http.bodies import counted
 from services.http.callers import caller_of
-from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
 from services.http.response_store import ResponseStore, Stored
@@ -109,7 +109,7 @@ class _Work:
         if (previous := self._request.previous_response_id) is not None:
             stored = self._responses.find(previous, self._tenant)
             self._before = msgspec.json.decode(stored.items, type=list[Json])
-        return chat_of(self._request, self._before)
+        return chat_of_response(self._request, self._before)
 
     def answer(self, model: str) -> ResponseAnswer:
         named = self._request.request_id

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.decoding import converted
 from protocol.rtp_requests import json_object
-from services.frontend.render import RenderedRequest
+from services.frontend.spec import RenderedRequest
 from services.frontend.tokenizer import Tokenizer
-from services.http.counting import counted
+from services.http.bodies import counted
 from services.http.openai import JSON, Service
 from services.http.rtp_raw import raw_prompts
 

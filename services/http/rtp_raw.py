@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import TriptychError
 from protocol.openai import ChatCompletionRequest
 from protocol.rtp_requests import RAW_PATH, RawRequest, decode_raw
-from services.frontend.answering import Answering, Steps, joined
-from services.frontend.render import RenderedRequest
-from services.frontend.rtp_answer import END, RawAnswer, error_of, event
+from services.frontend.answers.answering import Answering, Steps, with_first
+from services.frontend.answers.rtp import END, RawAnswer, event, rtp_error
+from services.frontend.spec import RenderedRequest
+from services.http.bodies import counted
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service, request_id
 from services.http.records import record_of
@@ -106,7 +106,7 @@ class _Raw:
         steps = self._service.run(prompt)
         first = await while_connected(self._request, anext(steps), self._deadline)
         builder = _builder(wanted, prompt)
-        events = _events(self._service.answering(prompt), builder, joined(first, steps))
+        events = _events(self._service.answering(prompt), builder, with_first(first, steps))
         return EventStream(events, deadline=self._deadline, failed=_failed)
 
 
@@ -136,7 +136,7 @@ async def _events(
 
 
 def _failed(error: TriptychError) -> bytes:
-    return event(error_of(error))
+    return event(rtp_error(error))
 
 
 def _cached(answering: Answering) -> int:

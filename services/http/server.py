@@ -22,7 +22,7 @@ from services.http.accepting import Acceptor
 from services.http.lame_duck import LameDuck
 from services.http.listener import Listener
 from services.http.open_files import Room
-from services.http.shared_state import SharedState
+from services.http.turns import SharedState
 
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
 _ARRIVAL_S = 0.1  # a new connection's request is here by then

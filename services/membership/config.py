@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import parse_urls
 from protocol.kv_events import EC_TOPIC, KV_TOPIC, EventSource
-from protocol.settings import parse_urls
 from services.membership.publisher import TopicOptions
 
 _WILDCARDS = ("", "*", "0.0.0.0", "::")

@@ -27,7 +27,7 @@ from protocol.registry import (
     LeaseAnswer,
     StageRole,
 )
-from services.http.background import supervised
+from services.http.tasks import supervised
 
 logger = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0

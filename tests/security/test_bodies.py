@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request, Response
 from protocol.errors import Unavailable
 from services.http import errors
 from services.http.bodies import Bodies
-from services.http.intake import LARGE, Intake
 from services.http.listener import Listener
+from services.http.turns import LARGE, Intake
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
 

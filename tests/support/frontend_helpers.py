@@ -13,7 +13,8 @@ from PIL import Image
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from services.frontend.config import FrontendConfig, MediaConfig
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from tests.support import tiny_text
 from tests.support.tiny_configs import SPECS
 

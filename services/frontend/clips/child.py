@@ -24,18 +24,18 @@ import numpy as np
 
 from protocol.errors import TriptychError, error_info
 from services.frontend.audio.compressed import read_sound
-from services.frontend.clips.limits import ClipLimits, refused
+from services.frontend.clips.limits import ClipLimits, invalid_clip
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,
     Answer,
     Asked,
     Failed,
     Frame,
-    Heard,
     Listen,
     Open,
     Probe,
     Probed,
+    SoundHeard,
 )
 from services.frontend.clips.reading import probe_clip, read_frames
 from services.frontend.clips.sampling import Clip
@@ -94,7 +94,7 @@ class Child:
 
     def _end(self, reason: str) -> None:
         size = f"{self._limits.memory_bytes / 2**20:.3g} MiB (--video-memory-bytes)"
-        error = refused(f"the file takes more than {size}{reason}")
+        error = invalid_clip(f"the file takes more than {size}{reason}")
         self._send(Failed(error_info(error), last=True))
 
     def _next(self) -> Asked | None:
@@ -118,7 +118,7 @@ class Child:
     def _sound(self, file: BinaryIO, most_seconds: float) -> None:
         rate, samples = read_sound(file, most_seconds)
         os.pwrite(self._frame, samples.data, 0)
-        self._send(Heard(rate, len(samples)))
+        self._send(SoundHeard(rate, len(samples)))
 
     def _frames(self, file: BinaryIO, clip: Clip) -> None:
         indices: list[int] = []

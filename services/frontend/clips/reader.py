@@ -22,7 +22,7 @@ from protocol.errors import (
     UpstreamError,
     from_info,
 )
-from services.frontend.clips.limits import ClipLimits, refused
+from services.frontend.clips.limits import ClipLimits, invalid_clip
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,
     Answer,
@@ -30,11 +30,11 @@ from services.frontend.clips.messages import (
     Close,
     Failed,
     Frame,
-    Heard,
     Listen,
     Open,
     Probe,
     Probed,
+    SoundHeard,
 )
 from services.frontend.clips.sampling import Clip
 
@@ -123,7 +123,7 @@ class ClipReader:
         with self._holding(data):
             self._send(Listen(most_seconds))
             answer = self._answer()
-            if not isinstance(answer, Heard):
+            if not isinstance(answer, SoundHeard):
                 raise self._confused(answer)
             samples = np.empty(answer.samples, np.float32)
             if os.preadv(self._frame, [samples.data], 0) != samples.nbytes:
@@ -174,7 +174,7 @@ class ClipReader:
         return answer
 
     def _too_slow(self) -> Exception:
-        return refused(
+        return invalid_clip(
             f"the file cannot be read within {self._limits.read_s:g} s (--video-timeout)"
         )
 
@@ -189,7 +189,7 @@ class ClipReader:
             return Unavailable("the process that read the clip was ended")
         if status is None or status >= 0:
             return InternalError(f"the process that reads clips has ended with status {status}")
-        return refused(f"the file cannot be read: FFmpeg has failed with signal {-status}")
+        return invalid_clip(f"the file cannot be read: FFmpeg has failed with signal {-status}")
 
     def _confused(self, answer: Answer) -> Exception:
         return UpstreamError(f"the process that reads clips has answered {type(answer).__name__}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from services.frontend.families.base import refused
-from services.frontend.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds
 
 MAX_ASPECT_RATIO = 200
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from services.frontend.parsing.base import Function, Json
+from services.frontend.parsing.base import Function, Json, ToolFormat
 from services.frontend.parsing.heard import Listener
-from services.frontend.parsing.rules import shared
+from services.frontend.parsing.rules import Rules, shared
 from services.frontend.parsing.source import Source, Steps
 
 KEYS = ("arguments", "parameters")
@@ -106,3 +106,27 @@ def json_call_schema(function: Function, key: str = "arguments") -> Json:
         "additionalProperties": False,
         **shared(function.parameters),
     }
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes(ToolFormat):
+    """What is between the marks and is no call stays in the text, marks included."""
+
+    marks = (OPEN, CLOSE)
+
+    def read(self, source: Source, out: Listener) -> Steps[None]:
+        while (yield from source.pass_to(out.text, [OPEN])):
+            yield from source.blanks()
+            if (yield from read_json_call(source, out)):
+                yield from source.skip_call_end(CLOSE, OPEN)
+            else:
+                out.text(source.taken)
+
+    def written(self, function: Function, rules: Rules) -> str:
+        body = rules.json(json_call_schema(function))
+        return f'{rules.mark(OPEN)} "\\n" {body} "\\n" {rules.mark(CLOSE)}'
+
+    def between(self, rules: Rules) -> str:
+        return '"\\n"'

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from services.frontend.output import Gain
+from services.frontend.answers.output import Gain
 from services.frontend.parsing.heard import CallPiece
 
 Json = dict[str, Any]

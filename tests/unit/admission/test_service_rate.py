@@ -3,8 +3,7 @@
 import pytest
 
 from protocol.errors import Unavailable
-from services.admission.queue import AdmissionQueue
-from services.admission.service_rate import ServiceRate
+from services.admission.queue import AdmissionQueue, ServiceRate
 
 
 @pytest.mark.parametrize("burst", [1, 4, 16])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import InvalidRequest
-from services.frontend.base64_data import beginning, from_base64
+from services.frontend.media.off_loop import beginning, from_base64
 from tests.support.frontend_helpers import frontend, render, user, write_model
 
 SLICE = 1 << 18
@@ -17,7 +17,7 @@ DATA = bytes(range(256)) * 3000
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How often other threads could go on."""
     found: list[float] = []
-    monkeypatch.setattr("services.frontend.base64_data.time.sleep", found.append)
+    monkeypatch.setattr("services.frontend.media.off_loop.time.sleep", found.append)
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_form_that_is_not_known_is_refused_before_it_is_decoded(
     def decoded(text: str, begin: int) -> bytes:
         raise AssertionError(f"{len(text)} characters were decoded")
 
-    monkeypatch.setattr("services.frontend.media.from_base64", decoded)
+    monkeypatch.setattr("services.frontend.media.fetching.from_base64", decoded)
     front = frontend(write_model("qwen2_5_vl", tmp_path))
     url = "data:image/png;base64," + base64.b64encode(b"qoif" + bytes(1 << 21)).decode()
     part = {"type": "image_url", "image_url": {"url": url}}

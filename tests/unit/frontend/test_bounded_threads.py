@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.errors import Unavailable
-from services.frontend.bounded_threads import BoundedThreads
+from services.frontend.media.off_loop import BoundedThreads
 from tests.conftest import Pass
 from tests.support.waiting import eventually
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.frontend.clips.boxes import BadBoxes, check_boxes, cut_off
+from services.frontend.clips.limits import BadBoxes, check_boxes, cut_off
 from tests.support.clips import clip, sound
 
 

@@ -21,9 +21,9 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.families import Family, load_family
+from services.frontend.media.pixel_bounds import PixelBounds, bounds_of
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds, bounds_of
-from services.frontend.prompt import Span
+from services.frontend.prompts.tokenizing import Span
 from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import write_model
 

@@ -11,7 +11,7 @@ from protocol.errors import ConfigError, Unavailable
 from protocol.generate import decode_encode, encode_encode
 from protocol.types import EncodeItem, EncodeRequest
 from services.frontend.config import MediaConfig
-from services.frontend.spill import MediaStore
+from services.frontend.media.store import MediaStore
 from tests.support.frontend_helpers import chat, frontend, image_part, picture, user, write_model
 
 

@@ -21,9 +21,8 @@ from services.frontend.parsing.choosing import (
     tool_format,
 )
 from services.frontend.parsing.heard import CallPiece, Heard
-from services.frontend.parsing.hermes import CLOSE, OPEN, Hermes
-from services.frontend.parsing.reading import Reading
-from services.frontend.parsing.thinking import Thinking
+from services.frontend.parsing.json_call import CLOSE, OPEN, Hermes
+from services.frontend.parsing.reading import Reading, Thinking
 
 BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'

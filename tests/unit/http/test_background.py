@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from services.http.background import supervised
+from services.http.tasks import supervised
 
 
 async def test_an_error_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:

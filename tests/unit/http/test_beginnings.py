@@ -8,9 +8,8 @@ import uvicorn
 from starlette.responses import Response
 
 from protocol.errors import NotServing
-from services.http.beginnings import Beginnings, caller_of
 from services.http.listener import Listener
-from services.http.shared_state import SharedState
+from services.http.turns import Beginnings, SharedState, caller_key
 from tests.support.listening import Client, run
 from tests.support.waiting import eventually
 
@@ -85,7 +84,7 @@ def test_a_long_turn_makes_the_next_ones_smaller_and_short_ones_larger_again() -
     ],
 )
 def test_a_caller_is_who_brings_a_key_or_an_address(head: bytes, caller: bytes) -> None:
-    assert caller_of(head, "10.0.0.1") == caller
+    assert caller_key(head, "10.0.0.1") == caller
 
 
 CROWD = 40

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.http.histogram import LightHistogram
+from services.http.metrics import LightHistogram
 
 BOUNDS = (0.005, 0.1, 1, 2.5, 40)
 

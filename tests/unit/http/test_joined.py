@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.http.joined import JoinedWrites
+from services.http.raw_writes import JoinedWrites
 from tests.support.listening import Client, listening, run
 
 

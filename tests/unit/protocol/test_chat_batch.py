@@ -4,7 +4,7 @@ import tracemalloc
 
 import msgspec
 
-from protocol.openai import decode_batch
+from protocol.openai import decode_chat_batch
 
 MIB = 1 << 20
 
@@ -14,7 +14,7 @@ def test_fields_in_common_are_held_once() -> None:
     data = msgspec.json.encode({"messages": chats, "user": "x" * MIB, "stop": ["a"], "seed": 7})
     tracemalloc.start()
     try:
-        decoded = decode_batch(data)
+        decoded = decode_chat_batch(data)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.draining import held_only
+from protocol.encoder_cache import held_only
 from protocol.errors import NotServing
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.ec_params import by_content, content_name, is_mm_hash, named_entry, reported
+from protocol.encoder_cache import by_content, content_name, is_mm_hash, named_entry, reported
 
 HASH = "ab" * 32
 ENTRY = {"metadata": {"image_grid_thw": [1, 4, 4]}, "peer_port": 1}

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from protocol.shortage import is_own_shortage
+from protocol.errors import is_own_shortage
 from tests.support.shortage import no_files_left
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import InvalidRequest
+from protocol.sampling_checks import check_request, check_sampling, check_token_ids
 from protocol.types import GenerateRequest, SamplingParams
-from protocol.vocabulary import check_request, check_sampling, check_token_ids
 
 SIZE = 100
 NAMED = ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids", "bad_words")

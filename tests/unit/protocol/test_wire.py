@@ -11,7 +11,6 @@ from msgspec import inspect
 
 from protocol import (
     bounds,
-    ec_params,
     event_frames,
     generate,
     generate_answers,
@@ -22,8 +21,9 @@ from protocol import (
     registry,
     rtp_status,
     types,
-    worker_views,
 )
+from protocol import encoder_cache as ec_params
+from protocol import registry as worker_views
 from protocol.bounds import check_opaque, within_bounds
 from protocol.errors import InvalidRequest
 
