@@ -1,4 +1,5 @@
-"""Where a model lies: a directory, the demonstration model of this package, the hub's cache."""
+"""Where a model lies and what its weights are called: a directory, the demonstration model of this
+package, the hub's cache."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def _snapshot(model: Path) -> Path | None:
     return found if found.is_dir() else None
 
 
-def _name(path: Path) -> str:
+def weights_name(path: Path) -> str:
     """The hub's name if the path is in its cache, else the directory's own."""
     resolved = path.resolve()
     hub = resolved.parent.parent.name

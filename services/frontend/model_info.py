@@ -12,7 +12,7 @@ from typing import Any
 from protocol.errors import ConfigError
 from protocol.keys import model_revision
 from protocol.pooling import Pooler
-from services.frontend.model_folder import _name
+from services.frontend.model_folder import weights_name
 
 NAMED_TOKENS = (
     "bos_token",
@@ -88,7 +88,7 @@ class ModelInfo:
         generation = _read(path / "generation_config.json")
         return ModelInfo(
             path=path,
-            name=_name(path),
+            name=weights_name(path),
             revision=model_revision(path),
             config=config,
             processor=_image_processor(path, processor_config, processor_overrides or {}),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatCompletionRequest, CompletionRequest
+from protocol.openai import CompletionRequest
 from protocol.pooling import PoolingParams, check_task
 from protocol.pooling_requests import (
     EmbeddingRequest,
@@ -18,18 +18,14 @@ from protocol.pooling_requests import (
     PoolingFields,
     TextFields,
 )
-from protocol.types import GenerateRequest, SamplingParams
+from protocol.types import GenerateRequest
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompts.guard import Guard
 from services.frontend.prompts.maker import OFFLOAD_CHARS, PromptMaker
 from services.frontend.prompts.other_templates import PairTemplate
+from services.frontend.requests import RequestMaker
 from services.frontend.tokenizer import Tokenizer
 
-Checked = Callable[[ChatCompletionRequest | CompletionRequest], Awaitable[SamplingParams]]
-Generate = Callable[
-    [ChatCompletionRequest | CompletionRequest, str, list[int], SamplingParams, str],
-    GenerateRequest,
-]
 _TRUNCATE = "truncate_prompt_tokens"
 _MOST_TOKENS = 1 << 20  # of all inputs of a request, which are in memory together
 
@@ -43,8 +39,7 @@ class PoolingInputs:
         tokenizer: Tokenizer,
         prompts: PromptMaker,
         guard: Guard,
-        checked: Checked,
-        generate: Generate,
+        requests: RequestMaker,
     ) -> None:
         self._info = info
         self._tokenizer = tokenizer
@@ -52,8 +47,7 @@ class PoolingInputs:
         self._pairs: PairTemplate | None = None
         if info.pooler is not None and info.pooler.score_tokens:
             self._pairs = PairTemplate(info.templates, info.special_tokens, guard)
-        self._checked = checked
-        self._generate = generate
+        self._requests = requests
 
     def params(self, request: TextFields) -> PoolingParams:
         """What is wanted of the pooler; `InvalidRequest` if the model does something else."""
@@ -80,7 +74,7 @@ class PoolingInputs:
         """One prompt for each text or token list, in order; `fields` are those that they come from,
         parts of `input` by themselves. `InvalidRequest` names the one at fault."""
         plain = _plain(request)
-        sampling = await self._checked(plain)
+        sampling = await self._requests.checked(plain)
         several = len(given) > 1
         made: list[GenerateRequest] = []
         total = 0
@@ -89,7 +83,7 @@ class PoolingInputs:
             ids = await self._tokens(request, one, where)
             total = _added_up(total, ids, where)
             name = f"{request_id}-{index}" if several else request_id
-            made.append(self._generate(plain, name, ids, sampling, where))
+            made.append(self._requests.made(plain, name, ids, sampling, where))
             made[-1].pooling = wanted
             await asyncio.sleep(0)  # thousands of texts: others have their turn between two
         return made
@@ -100,14 +94,14 @@ class PoolingInputs:
         """One prompt for each pair, in order. `InvalidRequest` if the model does not score, or
         names the document at fault."""
         wanted, plain = self._params(PoolingParams("score")), _plain(request)
-        sampling = await self._checked(plain)
+        sampling = await self._requests.checked(plain)
         made: list[GenerateRequest] = []
         total = 0
         for index, pair in enumerate(pairs):
             ids, second = await self._pair(pair, request.instruction)
             where = pair.document_field
             total = _added_up(total, ids, where)
-            made.append(self._generate(plain, f"{request_id}-{index}", ids, sampling, where))
+            made.append(self._requests.made(plain, f"{request_id}-{index}", ids, sampling, where))
             made[-1].pooling = msgspec.structs.replace(wanted, second=second)
             await asyncio.sleep(0)
         return made

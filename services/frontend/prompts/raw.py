@@ -6,13 +6,13 @@ writes for one. Pictures for which the text has no mark stand before it, as RTP-
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatCompletionRequest, CompletionRequest
+from protocol.openai import CompletionRequest
 from protocol.rtp_config import MAX_NEW_TOKENS
-from protocol.types import GenerateRequest, SamplingParams
+from protocol.types import GenerateRequest
 from services.frontend.families import Placeholder
 from services.frontend.media.items import ItemLoader
 from services.frontend.media.lookups import ANONYMOUS, Caller
@@ -20,13 +20,9 @@ from services.frontend.prompts.guard import Guarded
 from services.frontend.prompts.maker import PromptMaker
 from services.frontend.prompts.messages import MediaPart
 from services.frontend.prompts.tokenizing import Prompt, Span
+from services.frontend.requests import RequestMaker
 
 MARK = "<img/>"
-Checked = Callable[[ChatCompletionRequest | CompletionRequest], Awaitable[SamplingParams]]
-Generate = Callable[
-    [ChatCompletionRequest | CompletionRequest, str, list[int], SamplingParams, str],
-    GenerateRequest,
-]
 
 
 class RawPrompts:
@@ -37,14 +33,12 @@ class RawPrompts:
         items: ItemLoader,
         prompts: PromptMaker,
         placeholder: Placeholder | None,
-        checked: Checked,
-        generate: Generate,
+        requests: RequestMaker,
     ) -> None:
         self._items = items
         self._prompts = prompts
         self._placeholder = placeholder
-        self._checked = checked
-        self._generate = generate
+        self._requests = requests
 
     async def render(
         self,
@@ -78,8 +72,8 @@ class RawPrompts:
         )
         room = self._prompts.room_beside(len(prompt.token_ids), "prompt")
         request.max_tokens = min(request.max_tokens or MAX_NEW_TOKENS, room)
-        sampling = await self._checked(request)
-        generate = self._generate(request, request_id, prompt.token_ids, sampling, "prompt")
+        sampling = await self._requests.checked(request)
+        generate = self._requests.made(request, request_id, prompt.token_ids, sampling, "prompt")
         generate.mm_items = [
             item.at(offset) for item, offset in zip(items, prompt.offsets, strict=True)
         ]

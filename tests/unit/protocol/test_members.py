@@ -16,10 +16,10 @@ from protocol.members import Members
 from protocol.openai import ChatCompletionRequest, StreamOptions, decode_chat
 from protocol.request_fields import RequestField
 from services.frontend import tool_use
-from services.frontend.anthropic.chats import chat_of_message as chat_of_message
+from services.frontend.anthropic.chats import chat_of_message
 from services.frontend.grammars import requested as grammar
 from services.frontend.prompts.messages import read_messages
-from services.frontend.responses.chats import chat_of_response as chat_of_response
+from services.frontend.responses.chats import chat_of_response
 
 Json = dict[str, Any]
 TURN = {"role": "user", "content": "Hi"}
