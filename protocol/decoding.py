@@ -1,5 +1,6 @@
 """What another process sent, or an error: of the caller's choice, or one that tells a client what
-is wrong."""
+is wrong as OpenAI does, by message, param and code.
+"""
 
 from __future__ import annotations
 

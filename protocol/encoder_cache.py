@@ -1,8 +1,12 @@
-"""`ec_transfer_params` of chat requests: what encoders reported, found by the client's own names.
+"""`ec_transfer_params`: what encoders and their callers say of embeddings.
 
-vLLM keys an entry by the client's uuid where there is one; embeddings here are kept by content.
-An entry keyed by a uuid therefore says the content's `mm_hash` too, and proxies hand it back as
-they got it.
+Pulled: vLLM keys an entry by the client's uuid where there is one; embeddings here are kept by
+content. An entry keyed by a uuid therefore says the content's `mm_hash` too, and proxies hand it
+back as they got it.
+
+Pushed: encoders write embeddings to a consumer named to them, which listens on one ZMQ address for
+each of its data-parallel ranks. Proxies learn these from flags or from `POST /instances`. Source:
+vLLM 0.33, `ECMooncakeConnector` and its example proxy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks as a flag lists them."""
+"""Lists as flags have them: comma-separated URLs and networks."""
 
 from __future__ import annotations
 

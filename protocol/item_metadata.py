@@ -1,4 +1,7 @@
-"""TODO."""
+"""`metadata` of a media item, which travels in `ec_transfer_params[mm_hash]` as in vLLM's EPD
+protocol, under transformers' names: its grid, the seconds between frames of a clip, the tokens
+between its runs of placeholders, and how many tokens audio becomes.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,8 @@ from protocol.types import (
 )
 
 SECONDS_KEY = "second_per_grid_ts"
-
-
 GAPS_KEY = "tokens_between_grid_ts"
-
-
 AUDIO_TOKENS_KEY = "num_audio_tokens"
-
-
 MOST_SECONDS = 86_400  # between two of a clip's grid's t
 
 

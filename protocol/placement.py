@@ -1,4 +1,10 @@
-"""TODO."""
+"""Where a request is to run: what proxies ask a master, and tell it at the end.
+
+    POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
+    POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
+
+JSON, or msgpack by `content-type`, as `protocol.registry`.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +17,9 @@ from protocol.registry import MOST_COUNT, Count, InstanceRole, Name
 from protocol.types import Modality
 
 SCHEDULE_PATH = "/schedule"
-
-
 FINISHED_PATH = "/finished"
-
-
 Stage = Literal["encode", "prefill", "request"]
-
-
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
-
-
 BlockKey = Annotated[int, Meta(ge=0)]
 
 

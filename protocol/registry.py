@@ -1,16 +1,16 @@
-"""Wire structs between workers, proxies and the master. JSON, or msgpack by `content-type`.
+"""Workers as they register, and as masters tell proxies of them.
 
     POST /register    InstanceInfo     → LeaseAnswer      a worker is there, or has restarted
     POST /heartbeat   Heartbeat        → LeaseAnswer      at least every `lease_s / 3`
     POST /deregister  InstanceName     → LeaseAnswer      it leaves; forgotten at once
     POST /drain       Drain            → LeaseAnswer      no new requests; its caches still count
-    POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
-    POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
+    GET  /workers     ?after&wait_s    → Workers          who is there, or what has changed
+    POST /suspect     Suspected        → LeaseAnswer      a proxy could not connect to it
 
-`protocol.registry` has what proxies ask about workers.
+`protocol.placement` has what proxies ask for each request.
 
 All state of the master is soft: a worker that a master does not know (`LeaseAnswer.known` false)
-registers again. Times are seconds unless the name says ms; nothing is a wall-clock time.
+registers again. Messages are JSON, or msgpack by `content-type`. Times are seconds unless the name says ms; nothing is a wall-clock time.
 """
 
 from __future__ import annotations

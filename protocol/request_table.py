@@ -1,4 +1,6 @@
-"""The rows of `protocol.request_fields`: all fields of OpenAI's and vLLM's requests."""
+"""The rows of `protocol.request_fields`: all fields of OpenAI's and vLLM's requests; those that are
+honoured stand here, `protocol.unsupported_fields` has the others.
+"""
 
 from __future__ import annotations
 

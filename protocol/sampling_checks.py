@@ -1,4 +1,6 @@
-"""Whether every token id of a request is one of the model's."""
+"""What a request's sampling parameters must be beyond their types: token ids of the vocabulary, and
+fields that go with beam search.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The rows of OpenAI's and vLLM's fields that are refused, or taken without any effect."""
 
 from __future__ import annotations
 

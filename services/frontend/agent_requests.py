@@ -1,4 +1,7 @@
-"""Content of messages in the forms of `/v1/messages` and `/v1/responses`, checked."""
+"""What `/v1/messages` and `/v1/responses` share on their way to a chat.
+
+Content is checked; errors are told by the names that fields have in the client's own request.
+"""
 
 from __future__ import annotations
 

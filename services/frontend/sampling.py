@@ -18,6 +18,7 @@ from services.frontend.special_sampling import (
     echoes,
     is_scored_only,
     scored,
+    top_logprobs,
     with_beams,
 )
 from services.frontend.tokenizer import Tokenizer
@@ -219,7 +220,7 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     """Alternatives to compute: choices that are ranked need those that are not shown."""
-    shown = _top_logprobs(request)
+    shown = top_logprobs(request)
     ranked = isinstance(request, CompletionRequest) and _choices(request) != (request.n or 1)
     return 0 if ranked and shown is None else shown
 
@@ -227,25 +228,10 @@ def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
 def _named(request: ChatCompletionRequest | CompletionRequest) -> tuple[int, ...]:
     """Tokens whose log-probabilities are asked for, each once."""
     named = request.logprob_token_ids or ()
-    if named and _top_logprobs(request) is None:
+    if named and top_logprobs(request) is None:
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
     if named and echoes(request):
         raise InvalidRequest(
             "logprob_token_ids cannot be combined with echo", param="logprob_token_ids"
         )
     return tuple(dict.fromkeys(named))
-
-
-def shown_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """Alternatives to show per token of the output, named ones included, None for no
-    log-probabilities."""
-    top = _top_logprobs(request)
-    return None if top is None else top + len(set(request.logprob_token_ids or ()))
-
-
-def _top_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    if isinstance(request, CompletionRequest):
-        return request.logprobs
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return (request.top_logprobs or 0) if request.logprobs else None

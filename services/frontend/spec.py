@@ -9,8 +9,7 @@ from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest
 from services.frontend.parsing.reading import Reading
-from services.frontend.sampling import shown_logprobs
-from services.frontend.special_sampling import echoes, is_scored_only
+from services.frontend.special_sampling import echoes, is_scored_only, shown_logprobs
 
 _PLAIN = Reading()
 

@@ -1,4 +1,6 @@
-"""Requests for beam search: their sampling parameters."""
+"""Requests for beam search, and those that show log-probabilities or score their prompt: which
+fields go together, and what is computed.
+"""
 
 from __future__ import annotations
 
@@ -92,3 +94,19 @@ def check_scoring(request: Request) -> None:
         raise InvalidRequest(
             "prompt_logprobs cannot be streamed: leave stream out", param="prompt_logprobs"
         )
+
+
+def shown_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Alternatives to show per token of the output, named ones included, None for no
+    log-probabilities."""
+    top = top_logprobs(request)
+    return None if top is None else top + len(set(request.logprob_token_ids or ()))
+
+
+def top_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Alternatives to each token of the output, without those that are named."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None

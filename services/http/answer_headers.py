@@ -1,4 +1,4 @@
-"""The instance that gives an answer, named in the answer."""
+"""Headers that every answer has: the request's id, and the instance that answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of all requests that are being taken in, bounded."""
+"""Requests that are being taken in: counted from their headers on, and the bytes of all bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the tree as OpenAI error answers, and the request id on every answer."""
+"""Errors of the tree as error answers, in the form of the API that was asked."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
+from services.http.client_bounds import TOO_MUCH, Pace, TakingTimer, TooSlow, framing_fits
 from services.http.raw_writes import JoinedWrites, http_response
 from services.http.turns import LARGE, SharedState, caller_key
 
@@ -46,7 +46,7 @@ class Listener(HttpToolsProtocol):
         self._read_since = 0.0
         self._read_size = self._body_size = 0
         self._read_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._taking = TakingTimer()
 
     @property
     def reading(self) -> bool:
@@ -99,17 +99,18 @@ class Listener(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = b""
-        self._stop(self._read_timer)
-        self._stop(self._write_timer)
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._taking.stop()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self._write_timer = self._unless_taken()
+        self._taking.start(self.transport, self.pace)
         super().pause_writing()
 
     def resume_writing(self) -> None:
         if not self.transport.is_closing():
-            self._stop(self._write_timer)
+            self._taking.stop()
         super().resume_writing()
 
     # What the parser and uvicorn report.
@@ -198,12 +199,7 @@ class Listener(HttpToolsProtocol):
         """Close once what has been written is taken, which must not last for ever."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._stop(self._write_timer)
-            self._write_timer = self._unless_taken()
-
-    def _unless_taken(self) -> asyncio.TimerHandle:
-        limit_s = self.pace.allowed_s(self.transport.get_write_buffer_size())
-        return self.loop.call_later(limit_s, self.transport.abort)
+            self._taking.start(self.transport, self.pace)
 
     def _begin_reading(self) -> None:
         """The clock starts anew; the timer is looked at when it rings: not one per request."""
@@ -253,8 +249,3 @@ class Listener(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.close()
-
-    @staticmethod
-    def _stop(timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()

@@ -1,4 +1,4 @@
-"""A histogram for paths on which Prometheus's own costs too much.
+"""What a process counts of itself for /metrics, and a histogram that is cheap to observe.
 
 `prometheus_client.Histogram.observe` takes five times as long, for its lock and its search through
 the buckets; a relayed request is counted in a dozen of them, a worker's stream once a token.

@@ -1,4 +1,6 @@
-"""An error answer where there is no request to answer."""
+"""Bytes that are written to a connection beside uvicorn: errors where there is no request, and an
+answer's head and body as one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""RTP-LLM's routes that change a running model: `/update` and `/update_eplb_config`."""
+"""RTP-LLM's routes for operators: health checks under the paths that its load balancers ask, and
+changes of a running model, `/update` and `/update_eplb_config`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tasks of ours are ended."""
+"""How tasks are ended, and loops that run for as long as their process does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """A file of audio to samples in mono at a rate: WAV here, other formats by FFmpeg in processes of
-their own."""
+their own. Rates change by libsoxr, as librosa does it, by which transformers' examples load audio.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What one clip may take, and what a file that is a clip begins with."""
+"""What one clip may take, and what a file claims before FFmpeg has memory for that.
+
+A few bytes of an MP4 or MOV file may say that a track has billions of samples of one size; FFmpeg
+makes an index of them all. Of a file that can be played no box claims more samples than the file
+has bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Model families, one file each behind `base.Family`.
 
-base             the interface: from a picture's, clip's or audio's size to its tokens
+base             the interface: from a picture's, clip's or audio's size to its tokens; `Text`:
+                 every model without media
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
 timed_clips      clips for Qwen3-VL
@@ -12,7 +13,6 @@ llava_onevision  LLaVA-OneVision
 mistral3         Mistral 3
 qwen2_audio      Qwen2-Audio
 smolvlm          SmolVLM
-text             every model without media
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Host names to addresses, in threads that nothing else waits for."""
+"""Host names to addresses, in threads that nothing else waits for, and which of these media may be
+fetched from: checked when the connection is made.
+"""
 
 from __future__ import annotations
 

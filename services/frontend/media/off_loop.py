@@ -1,7 +1,7 @@
-"""Base64 of many megabytes, decoded beside an event loop that has to go on.
+"""Long work on media beside an event loop that has to go on: base64, and threads with bounds.
 
-The decoder holds the interpreter's lock: 16 MB at once stop every other thread for 70 ms. In
-slices, with a rest after each, a loop's turn waits for one slice at most.
+The decoder of base64 holds the interpreter's lock: 16 MB at once stop every other thread for 70 ms.
+In slices, with a rest after each, a loop's turn waits for one slice at most.
 """
 
 from __future__ import annotations

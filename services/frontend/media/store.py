@@ -1,4 +1,6 @@
-"""Media of requests under way: in memory up to a bound, beyond it in files that have no name."""
+"""Media that are kept: bytes of requests under way, in memory up to a bound and beyond it in files
+that have no name; and what a client may refer to by its uuid instead of sending it again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A call as a JSON object: {"name": "weather", "arguments": {"city": "Bern"}}."""
+"""A call as a JSON object, and the form of Hermes, Qwen2.5, Qwen3 and Qwen2.5-VL, which has it
+between two marks.
+
+<tool_call>
+{"name": "weather", "arguments": {"city": "Bern"}}
+</tool_call>
+"""
 
 from __future__ import annotations
 

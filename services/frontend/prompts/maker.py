@@ -1,4 +1,4 @@
-"""Texts to token ids: a chat's tokenized as one, its placeholders expanded to their spans."""
+"""Texts and token lists to prompts: within the model's length, cut if that is asked for."""
 
 from __future__ import annotations
 

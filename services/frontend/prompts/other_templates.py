@@ -1,4 +1,10 @@
-"""Chat templates that requests bring, compiled and kept."""
+"""Templates beside the model's own for chats.
+
+Requests may bring one. A reranker is asked about a query and a document as Qwen3-Reranker was
+taught, or by a chat template of the roles `query` and `document`.
+
+Source of the reranker's words: the model card of Qwen3-Reranker (https://huggingface.co/Qwen).
+"""
 
 from __future__ import annotations
 

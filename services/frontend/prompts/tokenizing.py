@@ -1,4 +1,8 @@
-"""TODO."""
+"""One text to token ids.
+
+It is cut where a client's special token must be broken, and its placeholders are expanded to as
+many pad tokens as their media become.
+"""
 
 from __future__ import annotations
 
