@@ -10,7 +10,8 @@
 `protocol.placement` has what proxies ask for each request.
 
 All state of the master is soft: a worker that a master does not know (`LeaseAnswer.known` false)
-registers again. Messages are JSON, or msgpack by `content-type`. Times are seconds unless the name says ms; nothing is a wall-clock time.
+registers again. Messages are JSON, or msgpack by `content-type`. Times are seconds unless the name
+says ms; nothing is a wall-clock time.
 """
 
 from __future__ import annotations

@@ -161,7 +161,6 @@ class Listener(HttpToolsProtocol):
 
     @property
     def unused(self) -> bool:
-        """Whether nothing has ever come."""
         return self._fresh
 
     def end(self, error: TriptychError) -> None:

@@ -9,6 +9,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat
 from protocol.rtp_config import HARMLESS, config_fields
 from protocol.rtp_requests import MAX_PROMPTS, RawRequest, decode_raw
+from protocol.rtp_status import StatusQuery
 
 # As RTP-LLM's clients write out their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -134,3 +135,10 @@ def test_only_a_chat_has_words_for_its_template() -> None:
 def test_a_prompt_is_a_text_or_messages(prompt: Any) -> None:
     with pytest.raises(InvalidRequest):
         raw(prompt=prompt)
+
+
+@pytest.mark.parametrize(("given", "known"), [(None, -1), (-1, -1), (0, 0), (7, 7)])
+def test_a_question_without_a_version_knows_nothing(given: int | None, known: int) -> None:
+    assert StatusQuery(latest_cache_version=given).keys_since == known
+    assert StatusQuery(latest_finished_version=given).ended_since == known
+    assert StatusQuery().keys_since == StatusQuery().ended_since == -1

@@ -1,13 +1,18 @@
 """Long base64 in slices gives what it gives at once."""
 
+import asyncio
 import base64
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from protocol.errors import InvalidRequest
-from services.frontend.media.off_loop import beginning, from_base64
+from protocol.errors import InvalidRequest, Unavailable
+from services.frontend.media.off_loop import BoundedThreads, beginning, from_base64
+from tests.conftest import Pass
 from tests.support.frontend_helpers import frontend, render, user, write_model
+from tests.support.waiting import eventually
 
 SLICE = 1 << 18
 DATA = bytes(range(256)) * 3000
@@ -66,3 +71,54 @@ def test_a_form_that_is_not_known_is_refused_before_it_is_decoded(
     with pytest.raises(InvalidRequest, match="no picture of a known format") as caught:
         render(front, user(part))
     assert caught.value.code == "invalid_image" and "image_url" in str(caught.value.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[BoundedThreads]:
+    made = BoundedThreads(threads=1, waiting=1, patience_s=20.0, busy="too much waits")
+    yield made
+    made.close()
+
+
+async def test_no_more_waits_than_may(threads: BoundedThreads) -> None:
+    end = threading.Event()
+    first, second = (asyncio.ensure_future(threads.run(end.wait)) for _ in range(2))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="too much waits"):
+        await threads.run(end.wait)
+    end.set()
+    assert await asyncio.gather(first, second) == [True, True]
+    assert await threads.run(lambda: 3) == 3
+
+
+async def test_what_has_waited_for_too_long_is_not_begun(
+    threads: BoundedThreads, passes: Pass
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        end.wait()
+
+    first = asyncio.ensure_future(threads.run(work))
+    await eventually(begun.is_set)
+    late = asyncio.ensure_future(threads.run(lambda: 3))
+    await asyncio.sleep(0)
+    passes(21.0)
+    end.set()
+    await first
+    with pytest.raises(Unavailable, match="too much waits"):
+        await late
+
+
+async def test_what_is_given_up_is_not_begun(threads: BoundedThreads) -> None:
+    end, done = threading.Event(), list[int]()
+    first = asyncio.ensure_future(threads.run(end.wait))
+    given_up = asyncio.ensure_future(threads.run(lambda: done.append(1)))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    end.set()
+    await first
+    await threads.run(lambda: done.append(2))
+    assert done == [2]
