@@ -10,10 +10,20 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.support import tiny_text
+from tests.support.tiny_processors import (
+    PINPOINTS,
+    audio_files,
+    gemma4_files,
+    gemma_files,
+    internvl_files,
+    llava15_files,
+    llava_files,
+    mistral3_files,
+    smolvlm_files,
+)
 from tests.support.tiny_text import TextSide
 
 MAX_POSITIONS = 4096
-PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
 
 Json = dict[str, Any]
 Ids = Callable[[str], int]
@@ -342,111 +352,6 @@ def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size
     return Family(text, f"{prefix}ForConditionalGeneration", config, lambda: files)
 
 
-def _llava_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "LlavaOnevisionImageProcessor",
-        "processor_class": "LlavaOnevisionProcessor",
-        "size": {"height": 28, "width": 28},
-        "image_grid_pinpoints": PINPOINTS,
-    }
-    processor = {
-        "processor_class": "LlavaOnevisionProcessor",
-        "num_image_tokens": 16,
-        "image_token": "<image>",
-        "video_token": "<video>",
-        "vision_feature_select_strategy": "full",
-        "vision_aspect_ratio": "anyres_max_4",
-    }
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _internvl_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "GotOcr2ImageProcessor",
-        "processor_class": "InternVLProcessor",
-        "size": {"height": 56, "width": 56},
-        "crop_to_patches": False,
-        "min_patches": 1,
-        "max_patches": 3,
-    }
-    processor = {"processor_class": "InternVLProcessor", "image_seq_length": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _mistral3_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "PixtralImageProcessor",
-        "processor_class": "PixtralProcessor",
-        "patch_size": 7,
-        "size": {"longest_edge": 112},
-    }
-    processor = {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _smolvlm_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "SmolVLMImageProcessor",
-        "processor_class": "SmolVLMProcessor",
-        "do_image_splitting": True,
-        "size": {"longest_edge": 84},
-        "max_image_size": {"longest_edge": 56},
-    }
-    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _llava15_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "CLIPImageProcessor",
-        "processor_class": "LlavaProcessor",
-        "size": {"shortest_edge": 28},
-        "crop_size": {"height": 28, "width": 28},
-    }
-    return {"preprocessor_config.json": preprocessor}
-
-
-def _audio_files() -> dict[str, Json]:
-    """A window of two seconds, as 50 tokens."""
-    preprocessor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "processor_class": "Qwen2AudioProcessor",
-        "feature_size": 16,
-        "chunk_length": 2,
-        "hop_length": 160,
-        "n_fft": 400,
-        "n_samples": 32000,
-        "nb_max_frames": 200,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-        "sampling_rate": 16000,
-    }
-    return {"preprocessor_config.json": preprocessor}
-
-
-def _gemma_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "Gemma3ImageProcessor",
-        "processor_class": "Gemma3Processor",
-        "size": {"height": 56, "width": 56},
-        "image_seq_length": 16,
-    }
-    processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _gemma4_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "Gemma4ImageProcessor",
-        "processor_class": "Gemma4Processor",
-        "patch_size": 4,
-        "pooling_kernel_size": 3,
-        "max_soft_tokens": 70,
-    }
-    return {"preprocessor_config.json": preprocessor}
-
-
 SPECS = MappingProxyType(
     {
         "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
@@ -457,23 +362,23 @@ SPECS = MappingProxyType(
             tiny_text.LLAVA_ONEVISION,
             "LlavaOnevisionForConditionalGeneration",
             _llava_onevision,
-            _llava_files,
+            llava_files,
         ),
-        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
+        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, llava15_files),
         "internvl": Family(
-            tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, _internvl_files
+            tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, internvl_files
         ),
         "mistral3": Family(
-            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, _mistral3_files
+            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, mistral3_files
         ),
         "smolvlm": Family(
-            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, _smolvlm_files
+            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, smolvlm_files
         ),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",
             _gemma3,
-            _gemma_files,
+            gemma_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),
@@ -481,7 +386,7 @@ SPECS = MappingProxyType(
             tiny_text.GEMMA4,
             "Gemma4ForConditionalGeneration",
             _gemma4,
-            _gemma4_files,
+            gemma4_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),
@@ -489,7 +394,7 @@ SPECS = MappingProxyType(
             tiny_text.QWEN2_AUDIO,
             "Qwen2AudioForConditionalGeneration",
             _qwen2_audio,
-            _audio_files,
+            audio_files,
         ),
         "llama": Family(tiny_text.LLAMA, "LlamaForCausalLM", _llama),
         "qwen3": Family(tiny_text.CHATML_TEXT, "Qwen3ForCausalLM", _qwen3),

@@ -1,4 +1,4 @@
-"""Long base64 in slices gives what it gives at once."""
+"""Long base64 in slices gives what it gives at once; threads have bounds on what waits."""
 
 import asyncio
 import base64

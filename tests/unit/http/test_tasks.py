@@ -1,4 +1,4 @@
-"""Who waits for work to be ended can be cancelled while waiting."""
+"""Ended tasks let their callers be cancelled; supervised loops begin again."""
 
 import asyncio
 import logging

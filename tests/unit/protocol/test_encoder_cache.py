@@ -1,4 +1,4 @@
-"""Entries of `ec_transfer_params` by the client's name of an item, and by its content."""
+"""Entries of `ec_transfer_params` by name and content; what a worker that drains still answers."""
 
 import pytest
 
