@@ -6,6 +6,7 @@ Hidden 64 or 128, two to four layers, head_dim 16 or 32, fewer KV heads than hea
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.tiny_processors import (
     llava15_files,
     llava_files,
     mistral3_files,
+    qwen_files,
     smolvlm_files,
 )
 from tests.support.tiny_text import TextSide
@@ -332,24 +334,8 @@ def _qwen3_next(ids: Ids) -> Json:
 
 
 def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size: int) -> Family:
-    preprocessor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{prefix.removesuffix('Moe')}Processor",
-        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
-        "patch_size": patch_size,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-    }
-    timed = prefix.startswith("Qwen3")
-    most = 112 * 112 * (20 if timed else 1)  # of all frames, or of each
-    clips = {
-        **{name: value for name, value in preprocessor.items() if not name.startswith("image")},
-        "video_processor_type": f"Qwen{3 if timed else 2}VLVideoProcessor",
-        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": most},
-        "max_frames": 40,
-    }
-    files = {"preprocessor_config.json": preprocessor, "video_preprocessor_config.json": clips}
-    return Family(text, f"{prefix}ForConditionalGeneration", config, lambda: files)
+    files = partial(qwen_files, prefix, patch_size)
+    return Family(text, f"{prefix}ForConditionalGeneration", config, files)
 
 
 SPECS = MappingProxyType(

@@ -6,6 +6,27 @@ Json = dict[str, Any]
 PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
 
 
+def qwen_files(prefix: str, patch_size: int) -> dict[str, Json]:
+    """Of pictures and of clips; `prefix` is that of the model's class."""
+    preprocessor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": f"{prefix.removesuffix('Moe')}Processor",
+        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
+        "patch_size": patch_size,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    }
+    timed = prefix.startswith("Qwen3")
+    most = 112 * 112 * (20 if timed else 1)  # of all frames, or of each
+    clips = {
+        **{name: value for name, value in preprocessor.items() if not name.startswith("image")},
+        "video_processor_type": f"Qwen{3 if timed else 2}VLVideoProcessor",
+        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": most},
+        "max_frames": 40,
+    }
+    return {"preprocessor_config.json": preprocessor, "video_preprocessor_config.json": clips}
+
+
 def llava_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "LlavaOnevisionImageProcessor",
