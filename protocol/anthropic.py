@@ -54,7 +54,7 @@ class OutputConfig(msgspec.Struct):
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """What a prompt is made of."""
+    """What a prompt is made of; each field has its row in `protocol.agent_fields`."""
 
     messages: list[MessageTurn]
     model: str | None = None

@@ -53,7 +53,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
-    """What chat and completion requests have in common; None means that the client left it out."""
+    """What chat and completion requests have in common. Each field has its row in
+    `protocol.request_table`; None means that the client left it out."""
 
     model: str | None = None
     stream: bool | None = None

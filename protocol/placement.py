@@ -107,24 +107,23 @@ class Placement(msgspec.Struct, omit_defaults=True):
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stage is over: `encode` of `mm_hashes`, `prefill`, or the whole `request`.
+    """A stage is over.
 
-    `failed`: instance ids that refused, hung or broke while at it. `aborted`: it was given up, by
-    its client or at its deadline, so that nothing is known of those that were at it.
-
-    Timings, by which the master learns the rates of workers that do not measure themselves; 0 where
-    unknown. `elapsed_s`: what the call of the stage took, for `request` the decode call. `first_s`:
-    from that call to its first token. `output_tokens`: of the answer.
+    By its timings, 0 where unknown, the master learns the rates of workers that do not measure
+    themselves.
     """
 
-    request_id: Name
-    stage: Stage = "request"
-    mm_hashes: Annotated[list[str], Meta(max_length=4096)] = []
+    request_id: Name  # as in the placement
+    stage: Stage = "request"  # encode: of `mm_hashes`; request: all of it
+    mm_hashes: Annotated[list[str], Meta(max_length=4096)] = []  # items that were encoded
+    # instance ids that refused, hung or broke while at it
     failed: Annotated[list[str], Meta(max_length=1024)] = []
+    # given up by its client or at its deadline: nothing is known of the workers
     aborted: bool = False
+    # what the call of the stage took; of a request, the decode call
     elapsed_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    first_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    output_tokens: Count = 0
+    first_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # from that call to its first token
+    output_tokens: Count = 0  # of the answer
 
     @property
     def done(self) -> bool:

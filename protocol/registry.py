@@ -133,19 +133,17 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`draining`: the worker takes no more requests; `drained_by_master`: because a master said
-    so, so that a master can take it back. `stalled`: it takes none because its engine makes no
-    `progress`, and takes them again once it does. `role`: the one that it serves, of a worker that
-    may have several."""
+    """A worker is still there."""
 
-    instance_id: Name
-    generation: str = ""
-    load: Load = Load()
-    draining: bool = False
-    drained_by_master: bool = False
+    instance_id: Name  # who beats
+    generation: str = ""  # as in `InstanceInfo`
+    load: Load = Load()  # when the beat was sent
+    draining: bool = False  # it takes no more requests
+    drained_by_master: bool = False  # because a master said so, which can take it back
+    # it takes none because its engine makes no `progress`; again once it does
     stalled: bool = False
-    progress: Progress = Progress()
-    role: StageRole | None = None
+    progress: Progress = Progress()  # how its engine's steps come on
+    role: StageRole | None = None  # the one it serves, of a worker that may have several
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -62,16 +62,18 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     clock.
     """
 
-    limit: int
-    timeout_ms: float
-    wait_ms: float = math.inf
-    _rate: ServiceRate = field(default_factory=ServiceRate)
+    limit: int  # tickets that may wait
+    timeout_ms: float  # the longest wait
+    wait_ms: float = math.inf  # the longest wait that is foreseen where more are taken
+    _rate: ServiceRate = field(default_factory=ServiceRate)  # how fast tickets are served
+    # by priority and lane, the oldest ticket first
     _lanes: dict[int, dict[str, deque[Ticket[RequestT, OutcomeT]]]] = field(default_factory=dict)
-    _waiting: Counter[str] = field(default_factory=Counter)
+    _waiting: Counter[str] = field(default_factory=Counter)  # tickets that wait, by lane
+    # virtual start time of each lane, in prompt tokens
     _served: dict[str, float] = field(default_factory=dict)
-    _floor: float = 0.0
-    _newcomers: int = 0
-    _count: int = 0
+    _floor: float = 0.0  # virtual time: a lane that comes back begins here
+    _newcomers: int = 0  # lanes that were begun before they had been served
+    _count: int = 0  # tickets in all lanes
 
     def __len__(self) -> int:
         return self._count

@@ -98,18 +98,16 @@ def describe_output(
 
 @dataclass(frozen=True)
 class RenderedRequest:
-    """`media`: bytes by mm_hash of the items that came with their picture; items that are only
-    referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
-    gave none. `tenant` and `session` name who asks and in what conversation.
-    `record`: what is noted of the request on its way. `model`: the first name of the model that it
-    is rendered for, "" for the server's first model.
-    """
+    """A request as the rest of a server sees it."""
 
-    generate: GenerateRequest
+    generate: GenerateRequest  # what a worker is asked
+    # bytes by mm_hash of items that came with their medium; references are not in it
     media: Mapping[str, bytes]
-    output: OutputSpec
-    tenant: str = ""
-    session: str = ""
+    output: OutputSpec  # what the answer must be like
+    tenant: str = ""  # who asks: a digest of the API key, "" for none
+    session: str = ""  # the conversation, "" for none
+    # the client's names of `generate.mm_items`, None where it gave none
     uuids: Sequence[str | None] = ()
+    # what is noted of the request on its way
     record: RequestRecord = field(default_factory=RequestRecord)
-    model: str = ""
+    model: str = ""  # first name of the model it is rendered for, "" for the server's first

@@ -30,13 +30,14 @@ from services.frontend.parsing.heard import CallPiece
 class _Whole:
     """Everything a choice has gained."""
 
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # pieces, in order
+    token_ids: list[int] = field(default_factory=list)  # of the output, hidden ones included
+    # one for each token, if asked for
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[CallPiece] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    reasoning: list[str] = field(default_factory=list)  # pieces of what the model thought
+    calls: list[CallPiece] = field(default_factory=list)  # pieces of tool calls
+    finish_reason: FinishReason | None = None  # None as long as the choice goes on
+    stop_reason: int | str | None = None  # stop string or token that ended it
 
     def mean_logprob(self) -> float:
         """Per token of the output."""
