@@ -31,6 +31,7 @@ _DRAWN = "triptych.request_id"
 
 def drawn_id(scope: Scope) -> str:
     """This server's own name of a request."""
+    # One name for the header, the record and the worker, whoever asks for it first.
     name: str = scope.setdefault(_DRAWN, secrets.token_hex(16))
     return name
 
@@ -50,6 +51,7 @@ class RequestIdHeader:
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # A new list: `raw_headers` of a response may be sent again.
                 message["headers"] = [*message["headers"], *names]
             await send(message)
 

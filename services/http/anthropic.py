@@ -35,6 +35,7 @@ def messaging(service: Service) -> APIRouter:
         if not rendered.output.stream:
             whole = await while_connected(request, answer.whole(answering, steps), deadline)
             return Response(msgspec.json.encode(whole), media_type=JSON)
+        # Awaited before the head is sent, so that a refusal still has a status of its own.
         first = await while_connected(request, anext(steps), deadline)
         events = answer.events(answering, first, steps)
         return EventStream(events, deadline=deadline, failed=answer.failed)

@@ -22,6 +22,7 @@ ENDS = ("[DONE]", "[done]")
 """Data of the event that ends a stream; RTP-LLM's spelling is the second."""
 _REF = "#/components/schemas/{name}"
 _Json = dict[str, Any]
+# structs that keep unknown members
 _OPEN = ("ChatMessage", "ContentPart", "FunctionCall", "ToolCall")
 
 
@@ -29,8 +30,8 @@ _OPEN = ("ChatMessage", "ContentPart", "FunctionCall", "ToolCall")
 class RouteBodies:
     """Of one route. Types are what `msgspec` can describe; None is no body."""
 
-    answer: Any = None
-    request: Any = None
+    answer: Any = None  # 200; of a stream, the whole answer
+    request: Any = None  # of a POST
     events: Any = None  # one event of the stream that `stream: true` asks for
     error: Any = ErrorAnswer
     media: str = JSON  # of the answer

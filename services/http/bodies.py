@@ -18,8 +18,8 @@ from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
 from services.http.client_bounds import TooSlow
 from services.http.turns import LARGE, Intake
 
-STALL_S = 5.0
-_RETRY_AFTER_S = 1.0
+STALL_S = 5.0  # seconds without a byte after which a body may lose its room
+_RETRY_AFTER_S = 1.0  # room comes back as soon as bodies are rendered
 
 
 class Claim:
@@ -80,6 +80,7 @@ class Bodies:
         return claim
 
     def close(self, claim: Claim) -> None:
+        # A claim that was given up for others is closed once more by its own request.
         if claim in self._claims:
             del self._claims[claim]
             self.held -= claim.size
@@ -88,6 +89,7 @@ class Bodies:
         """Count bytes of `claim`; `Unavailable` if there is no room."""
         if self.held + size > self.capacity:
             self._give_up_stalled(self.held + size - self.capacity, claim)
+        # A body that has lost its room must not take room again.
         if claim not in self._claims or self.held + size > self.capacity:
             raise Unavailable(
                 f"requests of more than {self.capacity} bytes are being received",
@@ -102,6 +104,7 @@ class Bodies:
             other: other.stalled_since
             for other in self._claims
             if other is not claim
+            # One that holds nothing frees nothing.
             and other.size
             and other.stalled_since is not None
             and other.stalled_since <= limit
@@ -123,6 +126,7 @@ class Bodies:
         """
         patience = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
+        # `reschedule` to now ends the wait in the task that reads, which then answers 408 itself.
         claim = self.open(lambda: patience.reschedule(loop.time()))
         try:
             limit = self.largest if most is None else min(most, self.largest)
@@ -191,6 +195,8 @@ def counted(admitted: Admitted) -> Callable[[_Handler], _Handler]:
             with ExitStack() as stack:
                 stack.enter_context(admitted())
                 response = await handler(request)
+                # Counted until the last byte is sent: a stream is under way long after its handler
+                # has returned.
                 return _Counted(response, stack.pop_all())
 
         return work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from protocol.errors import RequestError
 
-MAX_HEAD = 1 << 16
+MAX_HEAD = 1 << 16  # bytes of request line and headers
 TOO_MUCH = "the headers of the request are too large"
 
 
@@ -23,10 +23,10 @@ class TooSlow(RequestError):
 
 @dataclass(frozen=True)
 class Pace:
-    """What is asked of a client's line: `grace_s`, and `bytes_per_s` on the whole after that."""
+    """What is asked of a client's line."""
 
-    grace_s: float = 60.0
-    bytes_per_s: float = 32 << 10
+    grace_s: float = 60.0  # seconds that any request may take
+    bytes_per_s: float = 32 << 10  # on the whole, after that
 
     def allowed_s(self, size: int) -> float:
         """Seconds that so many bytes may take."""

@@ -20,6 +20,7 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
+        # `time.monotonic`: a clock that is set does not end requests.
         return Deadline() if seconds is None else Deadline(time.monotonic() + seconds)
 
     @property
@@ -32,6 +33,7 @@ class Deadline:
         left = self.left_s
         if left == 0.0:
             raise self.exceeded()
+        # Seconds that are left, not a time of day: clocks of machines differ.
         return msgspec.structs.replace(request, deadline_s=left)
 
     @staticmethod

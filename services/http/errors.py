@@ -36,6 +36,7 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> Response:
+        # FastAPI has its own form for 404 and 405; clients of OpenAI read only theirs.
         found = TriptychError(f"{request.method} {request.url.path}: {error.detail}")
         found.status, found.code = error.status_code, "invalid_request"
         found.type = "invalid_request_error"
@@ -43,6 +44,7 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
+        # The text of an unknown exception may hold a prompt: the log has it, the client does not.
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
         found = InternalError("internal error")
         observe(found)
@@ -54,5 +56,6 @@ def error_response(error: TriptychError, told: dict[str, Any] | None = None) -> 
     """`told`: its body, OpenAI's form by default."""
     headers = {}
     if error.retry_after_s is not None:
+        # Whole seconds (RFC 9110, 10.2.3); 0 would have clients come back at once.
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse(told or error.to_openai(), status_code=error.status, headers=headers)

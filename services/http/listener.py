@@ -17,7 +17,7 @@ from services.http.turns import LARGE, SharedState, caller_key
 
 ABORT = "triptych.abort"
 ENDED = "triptych.ended"
-_UNUSED_S = 5.0
+_UNUSED_S = 5.0  # a connection opened ahead of need may wait so long in a crowd
 
 
 class Listener(HttpToolsProtocol):

@@ -58,6 +58,7 @@ def add_series(family: HistogramMetricFamily, labels: Sequence[str], series: His
     """Show observations as a series of `family`."""
     names = [*map(floatToGoString, series.bounds), "+Inf"]
     buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
+    # Prometheus' buckets are cumulative, ours are not.
     family.add_metric(labels, buckets, series.total)
 
 

@@ -35,7 +35,7 @@ from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # of one request: a long list must not fill all workers
 _T = TypeVar("_T")
 
 

@@ -34,7 +34,7 @@ from services.http.pooling_forms import Answered, Array
 from services.http.records import record_of
 from services.http.streams import while_connected
 
-_INPUTS_AT_ONCE = 32
+_INPUTS_AT_ONCE = 32  # of one request
 _INLINE_PAIRS = 256  # cosines that take a millisecond
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=TextFields)

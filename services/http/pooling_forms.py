@@ -48,6 +48,7 @@ async def answer(found: Answered, form: Callable[[], msgspec.Struct]) -> Respons
 
 def _encoded(form: msgspec.Struct) -> bytes:
     """Element by element where there are `data`: other threads have their turn between two."""
+    # One call for thousands of vectors would hold the interpreter's lock for all of them.
     fields = msgspec.structs.asdict(form)
     if isinstance(fields.get("data"), list):
         pieces = [msgspec.json.encode(one) for one in fields["data"]]

@@ -37,6 +37,7 @@ async def prompt_events(
 async def _interleaved(
     answers: Sequence[tuple[Answering, Begin]], at_once: int
 ) -> AsyncGenerator[bytes, None]:
+    # Bounded: a client that reads slowly slows the computation, not our memory.
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(at_once)
     room = asyncio.Semaphore(at_once)
 
@@ -55,6 +56,7 @@ async def _interleaved(
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
+            # Nobody reads the queue any more once the stream is closed; `put` would wait for ever.
             if not closed:
                 await queue.put(None)
 

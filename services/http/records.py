@@ -29,6 +29,7 @@ _TRACE_STATE = re.compile(rb"[\x20-\x7e]{1,512}")
 
 def record_of(scope: Scope) -> RequestRecord:
     """The record of a request; one that is not looked at if none is kept."""
+    # Callers need not ask whether records are kept.
     found: RequestRecord = scope.get(_RECORD) or RequestRecord()
     return found
 
@@ -87,6 +88,7 @@ class Recorded:
         try:
             await self._app(scope, receive, noted)
         finally:
+            # The code of an error is known only where it was made an answer.
             record.outcome = scope.get(OUTCOME, "") or record.outcome
             self._over(record)
 
@@ -104,6 +106,7 @@ def make_tracer(
     installed, or the file cannot be written."""
     if not options.trace_to:
         return None
+    # Both are asked for: the API alone is often there as a dependency of others.
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
         raise ConfigError("--trace-to: pip install 'triptych[tracing]'")
     from services.http.tracing import Tracer

@@ -25,7 +25,7 @@ from services.http.streams import EventStream, while_connected
 
 Json = dict[str, Any]
 _NOT_OF_IDS = re.compile(r"[^\w-]", re.ASCII)  # an id stands in the path of the stored response
-_MAX_ID = 80
+_MAX_ID = 80  # characters of the client's own name that are kept
 
 
 class NoResponse(TriptychError):
@@ -127,6 +127,8 @@ class _Work:
         """`events`; what they told of is stored before the last one is sent."""
         async with contextlib.aclosing(events):
             async for data in events:
+                # Before the last event: a client may refer to the response as soon as it has read
+                # that.
                 if answer.response["status"] in ("completed", "incomplete"):
                     self.keep(answer.response)
                 yield data

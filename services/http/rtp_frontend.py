@@ -17,7 +17,7 @@ from services.http.openai import JSON, Service
 from services.http.rtp_raw import raw_prompts
 
 ALIAS_PATH = "/chat/completions"
-_MAX_BODY = 16 << 20
+_MAX_BODY = 16 << 20  # as /tokenize
 
 
 class Encode(msgspec.Struct):

@@ -18,7 +18,7 @@ from protocol.rtp_requests import json_object
 from services.http.bodies import read_body
 
 UPDATE_PATH, EPLB_PATH = "/update", "/update_eplb_config"
-_MAX_BODY = 1 << 20
+_MAX_BODY = 1 << 20  # bytes: names and paths of adapters
 Adapters = dict[str, str]
 Load = Callable[[Request, Adapters], Awaitable[Response]]
 

@@ -23,7 +23,7 @@ from services.http.openai import JSON, Service, request_id
 from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
 
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # as of the OpenAI routes
 
 
 def raw_prompts(service: Service) -> APIRouter:
@@ -53,6 +53,8 @@ class _Raw:
         async with service.bodies.read(request) as body:
             wanted = decode_raw(body)
             if wanted.timeout_s is not None:
+                # The body's own time counts from here: it is known only once the body has been
+                # read.
                 at = Deadline.after(wanted.timeout_s).at
                 self._deadline = Deadline(min(at, self._deadline.at))
             with record_of(request.scope).during("render"):

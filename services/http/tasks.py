@@ -26,11 +26,12 @@ async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
             logger.error("a task that was ended", exc_info=error)
 
     task.cancel()
+    # A callback, not an await: the caller may be cancelled before the task has ended.
     task.add_done_callback(heard)
     await asyncio.wait({task})
 
 
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts
 
 
 async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -44,6 +45,7 @@ async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) ->
             await run()
             return
         except Exception:
+            # It had worked for a while: a new fault, not the old one again.
             if time.monotonic() - begun > 2 * _LAST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
             logger.exception("%s has failed, starting again in %.1f s", name, pause_s)

@@ -23,8 +23,8 @@ from services.http.callers import caller_of
 from services.http.openai import JSON
 from services.http.streams import while_connected
 
-MAX_BODY = 16 << 20
-_AT_ONCE = 2
+MAX_BODY = 16 << 20  # bytes
+_AT_ONCE = 2  # long texts that leave the loop; others wait
 _T = TypeVar("_T")
 
 

@@ -19,13 +19,14 @@ from collections.abc import Callable
 
 from uvicorn.server import ServerState
 
-_MOST, _FIRST = 64, 8
-_LONG_S, _SHORT_S = 0.001, 0.0005
+_MOST, _FIRST = 64, 8  # requests begun in a turn
+_LONG_S, _SHORT_S = 0.001, 0.0005  # of a turn: what a token of another stream may wait
 _KEY = re.compile(rb"\r\n(?:authorization|x-api-key):[ \t]*([^\r\n]{1,512})", re.IGNORECASE)
 
 
 def caller_key(head: bytes, address: str) -> bytes:
     """Whose request it is, by its first bytes: the key that it brings, else where it comes from."""
+    # Bytes, not parsed headers: a request that waits has cost next to nothing yet.
     found = _KEY.search(head, 0, 1 << 14)
     return found.group(1) if found else address.encode()
 
@@ -53,6 +54,7 @@ class Beginnings:
 
     def begin(self) -> bool:
         """Whether a request may begin now; if not, `wait`."""
+        # Who waits goes before who comes.
         if self._waiting or self._begun >= self._most:
             return False
         self._count()
@@ -71,6 +73,7 @@ class Beginnings:
     def _turn(self) -> None:
         took_s = self._clock() - self._since
         if took_s > _LONG_S:
+            # Down by half, up by one: it settles quickly after a burst of long prompts.
             self._most = max(1, self._most // 2)
         elif took_s < _SHORT_S:
             self._most = min(_MOST, self._most + 1)
@@ -109,6 +112,7 @@ class Intake:
     async def turn(self) -> None:
         """`wait` within a task."""
         future = asyncio.get_running_loop().create_future()
+        # The task may have been cancelled while it waited.
         self.wait(lambda: None if future.done() else future.set_result(None))
         await future
 
