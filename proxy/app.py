@@ -32,6 +32,7 @@ from services.frontend.models import Models
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
+from services.http.answer_headers import RequestIdHeader
 from services.http.anthropic import messaging
 from services.http.api_docs import described
 from services.http.browsers import for_browsers
@@ -110,7 +111,7 @@ def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway, siblings), access), gateway.config)
     paths = (*GENERATING_PATHS, *(POOLING_PATHS if pools(gateway) else ()))
-    return errors.RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
+    return RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
 
 
 def service_of(gateway: Gateway, models: Models) -> Service:

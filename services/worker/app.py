@@ -15,6 +15,7 @@ from protocol.generate_answers import GenerateAnswer
 from services.frontend.models import Models
 from services.http import errors
 from services.http.admin import log_levels
+from services.http.answer_headers import RequestIdHeader
 from services.http.api_bodies import OBJECT, RouteBodies, Table
 from services.http.api_docs import described
 from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
@@ -66,7 +67,7 @@ def create_app(worker: Worker) -> FastAPI:
 
     errors.install(app, observe)
     if worker.config.enable_request_id_headers:
-        app.add_middleware(errors.RequestIdHeader)
+        app.add_middleware(RequestIdHeader)
     return app
 
 

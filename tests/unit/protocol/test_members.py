@@ -219,7 +219,7 @@ def test_every_object_has_a_place_here() -> None:
         (chats.STREAM_OPTIONS, StreamOptions),
         (responding.EFFORT, responses.Reasoning),
         (responding.TEXT, responses.TextOptions),
-        (anthropics.MESSAGE, anthropic.Message),
+        (anthropics.MESSAGE, anthropic.MessageTurn),
         (anthropics.TOOL, anthropic.Tool),
         (anthropics.TOOL_CHOICE, anthropic.ToolChoice),
         (anthropics.ENABLED, anthropic.Thinking),
