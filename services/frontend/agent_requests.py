@@ -46,6 +46,7 @@ def renamed(error: InvalidRequest, names: Iterable[Renaming]) -> InvalidRequest:
     for pattern, other in names:
         if error.param is not None and pattern.match(error.param):
             error.param = pattern.sub(other, error.param, count=1)
+            # Messages begin with the field as often as not.
             if pattern.match(error.message):
                 error.message = pattern.sub(other, error.message, count=1)
             break

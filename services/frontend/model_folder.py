@@ -42,6 +42,7 @@ def _may_be_hub_name(path: Path) -> bool:
         not path.is_absolute()
         and len(parts) == 2
         and parts[0] not in (".", "..", "~")
+        # models/typo is a slip if models/ is there.
         and not (path.parent.exists())
     )
 

@@ -146,6 +146,7 @@ def clip_processor(path: Path) -> Json | None:
 
 def _special_tokens(path: Path, tokenizer_config: Json) -> dict[str, str]:
     legacy = _read(path / "special_tokens_map.json")
+    # transformers reads the older file only where the newer one lacks.
     values = {} if "added_tokens_decoder" in tokenizer_config else legacy
     found = {name: values.get(name, tokenizer_config.get(name)) for name in NAMED_TOKENS}
     return {

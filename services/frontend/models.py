@@ -44,6 +44,7 @@ class Models:
     def of(self, name: str | None) -> Frontend:
         """The frontend for a request that names a model or a LoRA adapter. A frontend judges names
         itself where it is the only one, otherwise `ModelNotFound`."""
+        # With one model its own frontend refuses, and knows adapters that came later.
         if not (name and self.several):
             return self.first
         found = self._by_name.get(name) or self._with_adapter(name)

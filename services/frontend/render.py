@@ -155,6 +155,7 @@ class Frontend:
         prompt_end = self.tokenizer.decode(
             prompt.token_ids[-_END_TOKENS:], skip_special_tokens=False
         )
+        # By the prompt's end: many templates open the reasoning themselves.
         reading = self._chat_text.reading(request, use, prompt_end)
         if held_to := generate.sampling.grammar:
             held_to = after_reasoning(held_to, reading, self.tokenizer)

@@ -24,7 +24,7 @@ from services.frontend.special_sampling import (
 from services.frontend.tokenizer import Tokenizer
 
 MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+MAX_STOP_CHARS = 1024  # of each: so much text may be held back
 MAX_BIAS = 100
 _SHOWN = 32
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on to the model's limit
@@ -46,6 +46,7 @@ def sampling_params(
     """
     check_scoring(request)
     temperature = _number(request, defaults, "temperature", 1.0)
+    # Dividing logits by less than that overflows; vLLM takes it for greedy too.
     temperature = 0.0 if abs(temperature) < GREEDY_BELOW else temperature
     sampling = within_bounds(
         SamplingParams(
@@ -142,6 +143,7 @@ def _top_k(request: SharedFields, defaults: Mapping[str, Any]) -> int:
 def _seed(seed: int | None, *, greedy: bool) -> int | None:
     """The client's seed, or one drawn here so that the request can be replayed."""
     if seed is None:
+        # 53 bits: clients in JavaScript read numbers as doubles.
         return None if greedy else secrets.randbits(53)
     return seed
 
@@ -185,6 +187,7 @@ def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple
                 " characters",
                 param="bad_words",
             )
+        # Within a sentence most tokenizers have the blank in the word's first token.
         for spelled in (word, f" {word.lstrip()}"):
             found[tuple(tokenizer.encode(spelled))] = None
     return tuple(found)

@@ -31,6 +31,7 @@ def with_beams(
 ) -> SamplingParams:
     """`sampling` of a request that asks for beam search, without the model's defaults for drawing
     and repetition; as it is for others. `InvalidRequest` names a field that does not go with it."""
+    # Refused rather than ignored: the client meant a search that it does not get.
     if not request.use_beam_search:
         for name, idle in _IDLE.items():
             if getattr(request, name) not in idle:

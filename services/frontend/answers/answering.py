@@ -122,6 +122,7 @@ class Answering:
     def _feed(self, output: RequestOutput) -> Gain:
         if output.error is not None:
             raise from_info(output.error)
+        # With the first output alone.
         if output.prompt_logprobs is not None:
             self._form.take_prompt_scores(output.prompt_logprobs)
         if self._form.spec.prompt_only:
@@ -129,6 +130,7 @@ class Answering:
                 output.request_id,
                 output.index,
                 logprobs=[],
+                # What ended the one token that nobody sees says nothing of the prompt.
                 finish_reason=output.finish_reason and "length",
                 cached_tokens=output.cached_tokens,
                 kv_transfer_params=output.kv_transfer_params,

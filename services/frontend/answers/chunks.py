@@ -84,6 +84,7 @@ class ChunkBuilder:
         spec = self._spec
         silent = not (gain.text or gain.reasoning or gain.calls) and gain.finish_reason is None
         told = spec.return_token_ids or gain.logprobs
+        # Half a character, or the start of a stop string: a chunk would be empty.
         if silent and not (gain.token_ids and told):
             return None
         chunk: Answer
@@ -139,9 +140,11 @@ class ChunkBuilder:
 def _delta(gain: Gain) -> Delta:
     delta = Delta()
     if gain.reasoning:
+        # vLLM has renamed the field; clients of either version read it.
         delta.reasoning = delta.reasoning_content = gain.reasoning
     if gain.calls:
         delta.tool_calls = [_call_delta(piece) for piece in gain.calls]
+    # Beside reasoning or calls an empty content would say nothing.
     if gain.text or not (gain.reasoning or gain.calls):
         delta.content = gain.text
     return delta

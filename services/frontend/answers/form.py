@@ -38,6 +38,7 @@ class AnswerForm:
     ) -> None:
         """`created`: seconds since the epoch, the present time by default."""
         self.spec = spec
+        # Several prompts of one request are answered under one name.
         name = spec.answer_id or spec.request_id
         self.id = f"{'chatcmpl' if spec.chat else 'cmpl'}-{name}"
         self.created = int(time.time()) if created is None else created

@@ -62,6 +62,7 @@ class OutputAssembler:
         self.spec = spec
         self._tokenizer = tokenizer
         self._hidden = _hidden(spec, tokenizer)
+        # The tokenizer leaves out all special tokens or none; marks that readers need are special.
         self._skips = spec.skip_special_tokens and not self._hidden
         self._choices = [self._new_choice(index) for index in range(spec.n)]
         self._cached_tokens: int | None = None
@@ -111,6 +112,7 @@ class OutputAssembler:
         choice = self._choices[output.index]
         if output.cached_tokens is not None and self._cached_tokens is None:
             self._cached_tokens = output.cached_tokens
+        # A worker goes on until it hears that a stop string has ended the choice.
         if choice.finished:
             return Gain(choice.index, "", [])
         step = _Step()
@@ -138,6 +140,7 @@ class OutputAssembler:
         return output.token_ids[-1] in self.spec.end_token_ids
 
     def _scan(self, choice: _Choice, text: str, step: _Step) -> None:
+        # As vLLM: a stop string within the least tokens is text.
         armed = choice.num_tokens > self.spec.min_tokens
         scanned = choice.scanner.push(text, armed=armed)
         step.text += scanned.text
@@ -152,6 +155,7 @@ class OutputAssembler:
     def _gain(self, choice: _Choice, output: RequestOutput, step: _Step) -> Gain:
         logprobs = output.logprobs
         if logprobs is not None:
+            # The engine may be ahead of the stop string by some tokens.
             logprobs = logprobs[: len(step.token_ids)]
         finish, reason = output.finish_reason, output.stop_reason
         if step.stop is not None:

@@ -12,7 +12,7 @@ from protocol.errors import TriptychError
 from services.frontend.answers.output import Gain
 from services.frontend.spec import OutputSpec
 
-_UNKNOWN_ERROR = 514
+_UNKNOWN_ERROR = 514  # for statuses that RTP-LLM has no code for
 _CODES = {
     400: 507, 404: 507, 413: 511, 429: 429, 499: 499, 503: 409, 504: 603,
 }  # fmt: skip
@@ -94,6 +94,7 @@ class RawAnswer:
             "first_token_cost_time": round(1e3 * max(0.0, self._first - self._begun), 3),
             "iter_count": choice.steps,
             "input_len": len(self._spec.prompt_token_ids),
+            # Fields that RTP-LLM's clients read, though prefixes are not named here.
             "prefix_len": 0,
             "output_len": len(choice.token_ids),
             "step_output_len": choice.last,

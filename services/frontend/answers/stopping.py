@@ -51,6 +51,7 @@ class StopScanner:
         """(end, stop string) of the first one that ends after `known` characters."""
         best: tuple[int, str] | None = None
         for stop in self._stops:
+            # From where it could end behind what was held: that part was searched before.
             start = text.find(stop, max(0, known + 1 - len(stop)))
             if start < 0:
                 continue

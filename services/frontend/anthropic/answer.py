@@ -125,6 +125,7 @@ class MessageAnswer:
             if gain.text:
                 yield from self._add("text", gain.text)
             for piece in gain.calls:
+                # A call's first piece alone has its id.
                 if piece.id:
                     yield from self._begin("tool_use", id=piece.id, name=piece.name, input={})
                 yield from self._add("tool_use", piece.arguments)

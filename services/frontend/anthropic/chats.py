@@ -109,6 +109,8 @@ def _said(blocks: list[Json], where: str) -> Json:
             }
             name = string_of(block, "id", place)
             calls.append({"id": name, "type": "function", "function": function})
+        # Encrypted thoughts of Anthropic's own models, which clients send back: nothing to read
+        # here.
         elif kind != "redacted_thinking":
             raise _unknown(kind, place)
     message: Json = {"role": "assistant", "content": "".join(texts) or None}

@@ -40,6 +40,7 @@ def read_sound(file: BinaryIO, most_seconds: float) -> tuple[int, Samples]:
         pieces: list[Samples] = []
         count = 0
         for frame in container.decode(stream):
+            # Ogg may chain streams of different rates.
             if frame.sample_rate != rate:
                 raise invalid_audio("the audio changes its rate on its way")
             pieces.append(_mono(frame))
@@ -121,5 +122,6 @@ def _audio_of(container: Any) -> Any:
         raise invalid_audio(
             f"the audio has {context.channels} channels, 1 to {MOST_CHANNELS} are taken"
         )
+    # As of clips: so many files at a time as there are threads.
     context.thread_count = 1
     return stream

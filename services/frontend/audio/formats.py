@@ -30,6 +30,7 @@ def format_of(start: bytes) -> str:
     """The format of a file that begins so, "" if it is none that is known; 16 bytes do."""
     if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
         return "WAV"
+    # Any brand: M4A, MP4 and MOV are read alike.
     if start[4:8] == b"ftyp":
         return "MP4"
     if len(start) > 1 and start[0] == 0xFF and start[1] & 0xE6 == 0xE2:  # sync word, layer 3

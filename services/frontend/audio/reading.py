@@ -18,7 +18,7 @@ from services.frontend.audio.wav import (
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.families import Audio
 
-LEAST_RATE, MOST_RATE = 4000, 192_000
+LEAST_RATE, MOST_RATE = 4000, 192_000  # samples a second
 QUALITY = "soxr HQ"  # librosa's choice
 
 
@@ -44,6 +44,7 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
         return samples
     found = soxr.resample(samples, rate, wanted, quality="HQ")
     length = resampled_length(len(samples), rate, wanted)
+    # The length was told before: placeholders were counted by it.
     made = np.zeros(length, np.float32)
     made[: len(found)] = found[:length]
     return made
@@ -62,6 +63,7 @@ class AudioReader:
         all of it, or too long; of a WAV file the header says so, others are decoded."""
         if _is_wav(data, param):
             header, count = self._header(data, param)
+            # Of one that is too long the length is refused; its samples need no look.
             if header.seconds <= self._audio.most_seconds and has_float_samples(header):
                 read_samples(data, header, param)
             return count

@@ -76,6 +76,7 @@ def _header(form: bytes | None, data: bytes, start: int, size: int, param: str |
         )
     code, channels, rate, _, block, width = struct.unpack("<HHIIHH", form[:16])
     if code == _EXTENSIBLE and len(form) >= 26:
+        # The GUID of the format begins with its code.
         code = int.from_bytes(form[24:26], "little")
     if width not in _WIDTHS.get(code, ()):
         raise invalid_audio(
@@ -132,6 +133,7 @@ def _values(raw: NDArray[np.uint8], header: WavHeader) -> NDArray[Any]:
         return raw.astype(np.int16) - 128
     if header.width == 24:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        # Into the upper bytes: the sign comes along, and full scale is that of 32 bits.
         wide[:, 1:] = raw.reshape(-1, 3)
         return wide.reshape(-1).view("<i4")
     return raw.view(f"<i{header.width // 8}")

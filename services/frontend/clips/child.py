@@ -41,7 +41,7 @@ from services.frontend.clips.reading import probe_clip, read_frames
 from services.frontend.clips.sampling import Clip
 
 _NICE = 10  # as threads that prepare pictures
-_FILES = 16
+_FILES = 16  # open files: a decoder needs none
 _SPARE_BYTES = 16 << 20  # what a decoder may ask for at once, at least
 
 
@@ -51,6 +51,8 @@ class Room:
     def __init__(self, memory_bytes: int) -> None:
         self._most = _address_space("VmSize") + memory_bytes
         self._spare = max(_SPARE_BYTES, min(memory_bytes // 4, 4 * _SPARE_BYTES))
+        # The address space, not what is resident: malloc fails instead of the kernel killing
+        # others.
         resource.setrlimit(resource.RLIMIT_AS, (self._most,) * 2)
 
     def is_used_up(self) -> bool:
@@ -139,7 +141,9 @@ def main() -> None:
     limits = msgspec.json.decode(sys.argv[4], type=ClipLimits)
     for meant in (signal.SIGINT, signal.SIGTERM):  # these are for the parent
         signal.signal(meant, signal.SIG_IGN)
+    # Decoding must not slow the streams of the process that asked.
     os.nice(_NICE)
+    # A core would hold a client's clip.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     room = Room(limits.memory_bytes)

@@ -53,7 +53,7 @@ def invalid_clip(message: str, param: str | None = None) -> InvalidRequest:
 
 _FOLDERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"edts", b"mvex")
 _NEEDED = (b"moov", b"moof", b"mdat")
-_MOST_BOXES = 1 << 16
+_MOST_BOXES = 1 << 16  # that are looked at
 
 
 class BadBoxes(ValueError):

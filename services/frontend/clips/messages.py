@@ -7,7 +7,7 @@ import msgspec
 from protocol.errors import ErrorInfo
 from services.frontend.clips.sampling import Clip
 
-MESSAGE_BYTES = 1 << 16
+MESSAGE_BYTES = 1 << 16  # of a packet; frames and samples go by files
 
 
 class Probe(msgspec.Struct, tag=True):
@@ -55,5 +55,6 @@ class Failed(msgspec.Struct, tag=True):
     last: bool = False
 
 
+# Told apart by their tags.
 Asked = Probe | Open | Frame | Close | Listen
 Answer = Probed | Frame | SoundHeard | Failed

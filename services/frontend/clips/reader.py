@@ -53,6 +53,7 @@ class ClipReader:
         self._until = 0.0
         self._said: TriptychError | None = None  # by the child, which is ready for the next clip
         with contextlib.ExitStack() as made:
+            # Packets keep their bounds, and an end that is closed shows at once.
             self._work, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             made.callback(self._work.close)
             try:
@@ -75,6 +76,7 @@ class ClipReader:
             [*command, msgspec.json.encode(self._limits).decode()],
             stdin=subprocess.DEVNULL,
             pass_fds=passed,
+            # numpy would reserve address space for a thread on each core.
             env={**env, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
@@ -114,6 +116,7 @@ class ClipReader:
                 if not isinstance(answer, Frame) or answer.index != index:
                     raise self._confused(answer)
                 pixels = self._pixels(clip)
+                # Asked for before the frame is used: the child decodes meanwhile.
                 self._send(Close() if following is None else Frame(following))
                 yield pixels
 
@@ -143,6 +146,7 @@ class ClipReader:
                 self.close()
             raise
         finally:
+            # What one client sent must not stay readable to the decoder of the next.
             _fill(self._file, b"")
             _fill(self._frame, b"")
 

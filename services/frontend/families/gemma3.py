@@ -56,6 +56,7 @@ def _tokens_per_image(info: ModelInfo) -> int:
 
 
 def _placeholder(config: Mapping[str, Any], tokenizer: Tokenizer) -> Placeholder:
+    # Published under both names, by version of transformers.
     pad_id = config.get("image_token_id", config.get("image_token_index", _IMAGE_ID))
     pad = token_text(tokenizer, pad_id)
     begin = token_text(tokenizer, config.get("boi_token_index", _BEGIN_ID))

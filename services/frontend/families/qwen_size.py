@@ -24,6 +24,7 @@ def resized(
             f"the {noun} is {width}x{height}; its sides may differ {MAX_ASPECT_RATIO}-fold at most",
             code,
         )
+    # Python rounds halves to even, and so does the original.
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > bounds.most:
         beta = math.sqrt((height * width) / bounds.most)
@@ -51,6 +52,7 @@ def pixel_bounds(options: Mapping[str, Any], usual: Mapping[str, int], noun: str
 
 def number(value: Any, name: str, noun: str) -> int:
     """An option of the `noun`'s processor; `ConfigError` if it is no whole number above 0."""
+    # type(), for True is an int.
     if type(value) not in (int, float) or value < 1 or value % 1:
         raise ConfigError(f"the {noun} processor's {name} must be a whole number, not {value!r}")
     return int(value)

@@ -43,6 +43,7 @@ def forced_call(use: ToolUse, form: type[ToolFormat], tokenizer: Tokenizer) -> s
     try:
         functions = [_enforceable(function) for function in use.functions]
         form().grammar(functions, use.most, rules)
+    # Schemas of a client are walked recursively.
     except RecursionError:
         raise InvalidRequest("tools are nested too deeply", param="tools") from None
     return LLMatcher.grammar_from_lark(rules.lark())

@@ -19,7 +19,7 @@ from services.frontend.parsing.rules import GAP
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CHARS = 1 << 16
+MAX_CHARS = 1 << 16  # of a grammar, whose check takes time with its length
 Json = dict[str, Any]
 # What llguidance 1.9 enforces; every other format is an annotation.
 _FORMATS = frozenset(
@@ -125,6 +125,7 @@ def _is_enforced(pattern: str) -> bool:
 def check_grammar(grammar: str, where: str, param: str) -> None:
     """`InvalidRequest` says of `where`, in the field `param`, why outputs cannot be held to it."""
     check_size(grammar, param)
+    # Verbose errors show states of the parser, which mean nothing to a client.
     limits = LLParserLimits(verbose_errors=False)
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
     if failed:

@@ -29,7 +29,7 @@ from services.frontend.media.lookups import (
 from services.frontend.media.off_loop import from_base64
 
 OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
-_CHUNK = 1 << 16
+_CHUNK = 1 << 16  # bytes read before the size is looked at again
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -71,6 +71,7 @@ class MediaFetcher:
             raise _invalid("a data: URL needs a comma before its data", param)
         is_base64 = url[: begin - 1].lower().endswith(";base64")
         length = len(url) - begin
+        # Before it is decoded: base64 has four characters for three bytes, escapes three for one.
         if (length * 3 // 4 - 2 if is_base64 else length // 3) > self._config.max_bytes:
             raise self._too_large(param)
         data = await _offloaded(from_base64 if is_base64 else _unquoted, url, begin, param)
@@ -96,6 +97,7 @@ class MediaFetcher:
     async def _follow(self, url: URL, param: str, caller: Caller) -> bytes:
         for _ in range(self._config.max_redirects + 1):
             await self._check(url, param, caller)
+            # Each hop is judged before it is made: a public host may redirect to a private address.
             async with self._client().get(url, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
                     return await self._body(response, param)
@@ -110,6 +112,7 @@ class MediaFetcher:
             raise InvalidRequest(
                 f"media may not be fetched from {url.host}", param=param, code="forbidden_url"
             )
+        # aiohttp asks no resolver about literal addresses: the check of names would not see them.
         address = literal_address(url.host)
         if address is None:
             await self._lookups.find(url.raw_host or "", url.port or 0, caller)
@@ -122,8 +125,11 @@ class MediaFetcher:
                 connector=aiohttp.TCPConnector(
                     resolver=self._lookups, use_dns_cache=False, limit_per_host=32
                 ),
+                # One session for all clients: cookies would carry one's state to another.
                 cookie_jar=aiohttp.DummyCookieJar(),
+                # Compressed bodies could unfold to any size behind the limit.
                 headers={"Accept-Encoding": "identity", "User-Agent": "triptych"},
+                # A proxy from the environment would resolve names itself, unchecked.
                 trust_env=False,
             )
         return self._session
@@ -133,6 +139,7 @@ class MediaFetcher:
             raise _unreachable(f"HTTP status {response.status}", param)
         if (response.content_length or 0) > self._config.max_bytes:
             raise self._too_large(param)
+        # Counted as it comes: a server may say nothing of the length, or lie.
         data = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK):
             data += chunk

@@ -109,6 +109,7 @@ def _broken(error: Exception, param: str | None) -> InvalidRequest:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    # A PNG in RGB may name one colour as transparent.
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.mode.startswith("I;16") or image.mode == "I":

@@ -123,6 +123,7 @@ class ItemLoader:
             self._fetched(source, part, resolved, caller, asked[part.modality])
             for source, part in first_parts.items()
         ]
+        # Exceptions are kept: the first in the order of the prompt is told, not the fastest.
         results = await asyncio.gather(*fetches, return_exceptions=True)
         by_source = dict(zip(first_parts, results, strict=True))
         items = []

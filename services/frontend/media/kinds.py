@@ -103,6 +103,7 @@ class Pictures(Kind):
         if kwargs and default is None:
             raise InvalidRequest(f"{PARAM}: {_NO_BOUNDS}", param=PARAM)
         wanted = bounds_of(kwargs, default) if kwargs and default else default
+        # A larger picture costs more tokens than the operator has allowed for.
         if wanted is not None and default is not None and wanted.most > default.most:
             raise InvalidRequest(
                 f"{PARAM}: max_pixels must be at most {default.most}, not {wanted.most}",
@@ -120,6 +121,7 @@ class Pictures(Kind):
 
     def processor(self, wanted: Wanted) -> dict[str, Any]:
         processor, bounds = self._family.processor, wanted.pixels
+        # Only if other than the model's own: names of pictures stay those that encoders know.
         return processor if bounds is None else {**processor, "bounds": bounds}
 
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:

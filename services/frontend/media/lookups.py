@@ -58,15 +58,16 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 def literal_address(host: str) -> IPv4Address | IPv6Address | None:
     """The address if `host` is one, which no resolver will see."""
     try:
+        # A zone such as %eth0 says over which link, and changes nothing about what it is.
         return ip_address(host.partition("%")[0])
     except ValueError:
         return None
 
 
-_THREADS = 32
-_PER_TENANT = 4
+_THREADS = 32  # threads that may hang in the resolver at a time
+_PER_TENANT = 4  # look-ups at a time
 _PER_ADDRESS = 16  # a client may give itself any number of names
-_KEEP_S = 10.0
+_KEEP_S = 10.0  # from the check of a name to its connection, redirects included
 _MOST_KEPT = 1024
 _NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
@@ -124,6 +125,7 @@ class LookUps(AbstractResolver):
         ]
         if not allowed:
             raise ForbiddenAddress(f"{host} has no public address (--allow-private-media)")
+        # Kept for any port: the same host is often asked for on both 80 and 443.
         return [ResolveResult(**{**result, "port": port}) for result in allowed]
 
     async def close(self) -> None:

@@ -87,11 +87,13 @@ class BoundedThreads:
         until = time.monotonic() + self._patience_s
 
         def in_time() -> T:
+            # Its client has given up by now: work for it would only delay the next one.
             if time.monotonic() > until:
                 raise Unavailable(self._busy)
             return work()
 
         future = self._pool.submit(in_time)
+        # Not in `finally`: a caller that is cancelled leaves while its work still has the thread.
         future.add_done_callback(lambda _: self._room.release())
         return await asyncio.wrap_future(future)
 

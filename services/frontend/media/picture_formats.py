@@ -66,6 +66,7 @@ def _png(data: bytes) -> PictureHeader:
     width = height = 0
     exif = xmp = b""
     for number, (kind, start, size) in enumerate(_png_chunks(data)):
+        # A second header could say another size than the one that decoders go by.
         if (kind == b"IHDR") != (number == 0):
             raise BadHeader("the PNG does not begin with its header, or has two")
         if kind == b"IHDR":
@@ -85,6 +86,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
         size, kind = struct.unpack_from(">I4s", data, place)
         yield kind, place + 8, size
+        # Length, kind and checksum around the content.
         place += 12 + size
     raise BadHeader("the PNG has too many chunks")
 
@@ -126,6 +128,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             continue
         if marker == 0xDA:
             return
+        # Restart marks and the end of the picture stand only inside or after a scan.
         if marker < 0xC0 or 0xD0 <= marker <= 0xD9:
             raise BadHeader("the JPEG is broken: it ends before its pixels")
         (size,) = struct.unpack_from(">H", data, place + 2)
@@ -173,6 +176,7 @@ def _bmp(data: bytes) -> PictureHeader:
     width, height, _, _, compression = struct.unpack_from("<iiHHI", data, 18)
     if header_size < 40 or compression not in _BMP_COMPRESSIONS:
         raise BadHeader("compressed BMP files are not supported")
+    # A negative height means rows from the top.
     return PictureHeader("BMP", width, abs(height))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 MOST_PARTS = 20_000
 """Chunks, segments or blocks of a file that are looked at."""
-_SWAPPED = (5, 6, 7, 8)
+_SWAPPED = (5, 6, 7, 8)  # orientations that are turned by a quarter
 
 
 class BadHeader(ValueError):
@@ -34,10 +34,11 @@ class PictureHeader:
 
 
 ORIENTATION = 0x0112
+# An attribute or an element, as writers have it; no XML parser for hostile bytes.
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _FORMS = {1: "B", 3: "H", 4: "I"}  # BYTE, SHORT, LONG
-_MOST_ENTRIES = 4096
+_MOST_ENTRIES = 4096  # tags of a directory
 
 
 def first_directory(data: bytes) -> dict[int, int]:
@@ -55,6 +56,7 @@ def first_directory(data: bytes) -> dict[int, int]:
     tags: dict[int, int] = {}
     for place in range(start + 2, start + 2 + 12 * count, 12):
         tag, kind, number = struct.unpack_from(order + "HHI", data, place)
+        # What does not fit the entry lies elsewhere in the file, and is nothing we need.
         if kind in _FORMS and number == 1:
             (tags[tag],) = struct.unpack_from(order + _FORMS[kind], data, place + 8)
     return tags

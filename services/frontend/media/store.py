@@ -41,6 +41,7 @@ class MediaStore:
             else:
                 self.in_files += len(data)
         view = memoryview(data) if small else self._filed(data)
+        # Who holds the view last is not known here: pipelines and retries share it.
         weakref.finalize(view, self._gone, len(data), small).atexit = False
         return cast(bytes, view)
 
@@ -49,6 +50,8 @@ class MediaStore:
             with tempfile.TemporaryFile(dir=self._folder, prefix="media-") as file:
                 file.write(data)
                 file.flush()
+                # The file has no name: its blocks are free once the mapping is gone, also after a
+                # crash.
                 return memoryview(mmap.mmap(file.fileno(), len(data), prot=mmap.PROT_READ))
         except OSError as error:
             self._gone(len(data), small=False)

@@ -26,6 +26,7 @@ def read_webp(data: bytes) -> PictureHeader:
         if kind == b"VP8X":
             canvas = canvas or (1 + _uint24(data, start + 4), 1 + _uint24(data, start + 7))
         elif kind == b"ANMF":
+            # A frame has at most a chunk of transparency and one of pixels, and unknown ones.
             inside = islice(_riff_chunks(data, start + 16, start + size), _MOST_INSIDE)
             frames += [_frame(data, name, place) for name, place, _ in inside if name in _VP8]
         elif kind in _VP8:
@@ -48,6 +49,7 @@ def _riff_chunks(data: bytes, place: int, end: int) -> Iterator[tuple[bytes, int
             return
         kind, size = struct.unpack_from("<4sI", data, place)
         yield kind, place + 8, size
+        # RIFF pads chunks to an even length.
         place += 8 + size + size % 2
     raise BadHeader("the WebP has too many chunks")
 
@@ -58,6 +60,7 @@ def _frame(data: bytes, kind: bytes, start: int) -> tuple[int, int]:
         if data[start + 3 : start + 6] != b"\x9d\x01\x2a":
             raise BadHeader("the WebP is broken")
         width, height = struct.unpack_from("<HH", data, start + 6)
+        # 14 bits each; the upper two ask for scaling, which decoders ignore.
         return width & 0x3FFF, height & 0x3FFF
     mark, bits = struct.unpack_from("<BI", data, start)
     if mark != 0x2F:

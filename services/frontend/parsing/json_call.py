@@ -75,6 +75,7 @@ def _member(
         return _is_name(call.name, known)
     if key in KEYS and not call.begun and call.early is None:
         return (yield from _arguments(source, out, call))
+    # Members that are neither: models add ids and types.
     return (yield from source.json(lambda piece: None))
 
 
@@ -83,6 +84,7 @@ def _arguments(source: Source, out: Listener, call: _Call) -> Steps[bool]:
     if first == "n":
         call.early = ""
         return (yield from source.take("null"))
+    # Some models write the object as a string of JSON.
     if first == '"':
         text = yield from source.json_string()
         call.early = text

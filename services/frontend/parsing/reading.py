@@ -25,6 +25,7 @@ class Thinking:
         source.start()
         yield from source.blanks()
         if not (yield from source.take(self.open)) and not inside:
+            # No mark: what was read belongs to the answer.
             source.back()
             return
         yield from source.blanks()
@@ -32,6 +33,7 @@ class Thinking:
 
         def tell(piece: str) -> None:
             nonlocal gap
+            # White space at the end belongs to the mark if that follows.
             piece = gap + piece
             kept = piece.rstrip()
             gap = piece[len(kept) :]

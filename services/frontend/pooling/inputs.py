@@ -160,6 +160,7 @@ class PoolingInputs:
         bare = self._tokenizer.encode("a")
         ids = self._tokenizer.encode("a", add_special_tokens=True)
         for start in range(len(ids) - len(bare) + 1):
+            # Found by trying: tokenizer.json has its template in several forms.
             if ids[start : start + len(bare)] == bare:
                 return ids[:start], ids[start + len(bare) :]
         return [], []

@@ -163,6 +163,7 @@ def _head(info: ModelInfo, task: str) -> Pooler:
         plain = _activation(info).endswith(_IDENTITY)
         shape: Literal["identity", "sigmoid"] = "identity" if plain else "sigmoid"
         return Pooler("score", 1, normalize=False, encoder=True, activation=shape)
+    # Independent probabilities: softmax over one class would always say 1.
     each = len(labels) == 1 or info.config.get("problem_type") == "multi_label_classification"
     return Pooler(
         "classify",
@@ -189,6 +190,7 @@ def _longest(info: ModelInfo) -> int:
         bounds.append(told["max_seq_length"])
     positions = info.config.get("max_position_embeddings")
     if info.model_type in _FROM_PADDING and isinstance(positions, int):
+        # Positions are numbered from the padding id + 1 on: the table holds that many fewer.
         bounds.append(positions - int(info.config.get("pad_token_id", 1)) - 1)
     return min(bounds)
 

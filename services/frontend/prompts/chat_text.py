@@ -42,6 +42,7 @@ class ChatText:
         """`InvalidRequest` if the template refuses the chat."""
         try:
             return self._render(request, chat, use)
+        # Values are marked and written recursively; JSON of a client may be nested at will.
         except RecursionError:
             raise InvalidRequest(
                 "messages: the request is nested too deeply", param="messages"
@@ -134,6 +135,7 @@ class ChatText:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         kinds = {part["type"] for part in content}
+        # A template that takes parts but writes nothing for a clip would lose it.
         if template.takes_parts and all(
             template.marks(kind) for kind in kinds.intersection(self._inline)
         ):
@@ -144,6 +146,7 @@ class ChatText:
 
 def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
+    # What the client says to the template itself goes first.
     for name in ("reasoning_effort", "verbosity"):
         if getattr(request, name) is not None:
             variables.setdefault(name, getattr(request, name))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_PRIVATE_START, _PRIVATE_SIZE = 0xF0000, 0xFFFE
+_PRIVATE_START, _PRIVATE_SIZE = 0xF0000, 0xFFFE  # plane 15, which has no characters of its own
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Guard:
         return places
 
     def _suspects(self, text: str, first: str) -> Iterator[int]:
+        # A template may trim the string before it puts the next one behind it.
         ends = {len(text), len(text.rstrip())}
         place = text.find(first)
         while place >= 0:
@@ -102,12 +103,14 @@ class Marker:
         """Undo the marking of a rendered prompt. `wanted`: the tokens to find; "" is none."""
         text = rendered
         for mark in self.marks.values():
+            # `tojson` with ensure_ascii writes a character beyond the BMP as two surrogates.
             text = text.replace(_escaped(mark), mark)
         found = sorted((place, token) for token in wanted for place in _offsets(text, token))
         places: list[int] = []
         for mark in self.marks.values():
             places += _offsets(text, mark)
         text = text.translate({ord(mark): char for char, mark in self.marks.items()})
+        # Behind the first character, which keeps the token from being formed.
         cuts = (place + 1 for place in sorted(places) if self.guard.token_starts(text, place))
         written, tokens = (place for place, _ in found), (token for _, token in found)
         return Guarded(text, tuple(written), tuple(cuts), tuple(tokens))
@@ -117,6 +120,7 @@ def _unused(strings: Sequence[str], count: int) -> list[str]:
     """`count` random private characters that no string contains."""
     marks: list[str] = []
     while len(marks) < count:
+        # Drawn anew for each request: a client that could foresee it could write it.
         mark = chr(_PRIVATE_START + secrets.randbelow(_PRIVATE_SIZE))
         if mark not in marks and not any(mark in string for string in strings):
             marks.append(mark)

@@ -148,6 +148,7 @@ def _kept(request: ChatCompletionRequest | CompletionRequest, wanted: int, limit
             f"{_FIELD} is {wanted}, it must be -1 or from 1 to the model's limit of {limit}",
             param=_FIELD,
         )
+    # -1: as vLLM, the longest prompt that leaves room for what is asked.
     return wanted if wanted > 0 else max(1, limit - _output(request))
 
 

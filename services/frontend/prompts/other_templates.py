@@ -16,8 +16,8 @@ from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.prompts.guard import Guard, Guarded
 from services.frontend.prompts.template import ChatTemplate
 
-MAX_CHARS = 1 << 16
-_KEPT = 16
+MAX_CHARS = 1 << 16  # of a template that a request brings
+_KEPT = 16  # compiled templates, the latest used
 _FIELD = "chat_template"
 
 

@@ -71,6 +71,7 @@ class RawPrompts:
             self._of_text(given, spans) if isinstance(given, str) else self._of_ids(given, spans)
         )
         room = self._prompts.room_beside(len(prompt.token_ids), "prompt")
+        # RTP-LLM cuts the output where others refuse the request.
         request.max_tokens = min(request.max_tokens or MAX_NEW_TOKENS, room)
         sampling = await self._requests.checked(request)
         generate = self._requests.made(request, request_id, prompt.token_ids, sampling, "prompt")
@@ -99,6 +100,7 @@ class RawPrompts:
                 param="images",
             )
         plain = [token for token in given if token != pad]
+        # Checks alone: the tokens beside the media must be of the vocabulary, and no other pads.
         await self._prompts.of_completion(plain or [0], "prompt", add_special_tokens=False)
         prompt, done = Prompt([], []), 0
         for place, span in zip(places, spans, strict=True):
@@ -115,6 +117,7 @@ class RawPrompts:
             return Guarded(text, (), ())
         written, inline = self._placeholder.written, self._placeholder.inline
         text = text.replace(MARK, inline)
+        # As RTP-LLM does with pictures that the prompt does not place.
         text = inline * (count - text.count(written)) + text
         places, place = list[int](), text.find(written)
         while place >= 0:

@@ -95,6 +95,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
+    # Local time, as transformers has it.
     return datetime.now().strftime(pattern)
 
 
@@ -102,6 +103,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
+    # jinja2's own escapes < and > for HTML, which no model was trained on.
     environment.filters["tojson"] = _tojson
     environment.globals.update(
         raise_exception=_raise_exception,
@@ -130,8 +132,10 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         parts = self._probe([{"type": "text", "text": _PROBE}])
+        # A template that writes its input as it is shows the part's keys: it knows no parts.
         self.takes_parts = _PROBE in parts and "'type'" not in parts and '"type"' not in parts
         self.takes_strings = _PROBE in self._probe(_PROBE)
+        # Asked once: each probe runs the whole template.
         self._marked = [kind for kind in _KINDS if self.takes_parts and self._adds(kind, parts)]
 
     def marks(self, kind: str) -> bool:
@@ -183,6 +187,7 @@ class ChatTemplate:
                 "be continued",
                 param="continue_final_message",
             )
+        # Templates that trim content take the tag's blank: then the blanks before it go too.
         kept = text[place : place + len(CONTINUE_TAG)] == CONTINUE_TAG
         return text[:place] if kept else text[:place].rstrip()
 

@@ -72,16 +72,19 @@ def tokenize(
     never searched for it. `InvalidRequest` (`param`) if the template did not write one placeholder
     per item, of its kind, or if text that is no placeholder becomes a pad token.
     """
+    # A template that drops a picture would shift all embeddings behind it.
     _check_written(guarded, placeholders, spans, param)
     prompt = Prompt([], [])
     pad_ids = {placeholder.pad_id for placeholder in placeholders.values()}
     for index, piece in enumerate(_pieces(guarded, placeholders, spans)):
+        # BOS once, not at each cut.
         special = add_special_tokens and index == 0
         if piece.pads:
             encoding = tokenizer.encode_with_offsets(piece.text, add_special_tokens=special)
             ids, places = encoding.ids, [encoding.char_to_token(pad) for pad in piece.pads]
         else:
             ids, places = tokenizer.encode(piece.text, add_special_tokens=special), []
+        # A vocabulary may merge plain text to a pad token: it would take an embedding's place.
         if sum(ids.count(pad_id) for pad_id in pad_ids) != len(places):
             raise InvalidRequest("text must not form a media token", param=param)
         _append(prompt, ids, places, spans)
