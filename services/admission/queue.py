@@ -12,10 +12,11 @@ from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavai
 from services.admission.ticket import DEFAULT_PRIORITY, OutcomeT, RequestT, Ticket
 
 _KEPT = 0.98  # of what was learnt, with each one that leaves: some fifty count
-_NEWCOMERS = 32
-_ACCOUNTS = 1024
+_NEWCOMERS = 32  # lanes for tenants that were not served before
+_ACCOUNTS = 1024  # lanes without a ticket whose share is remembered
 _ROUNDING_MS = 1e-3
-_A_FEW = 32
+_A_FEW = 32  # tickets that may wait before a rate is known
+# No API key has this name.
 _STRANGERS = "\0strangers"
 
 
@@ -143,6 +144,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             and lanes
             and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
         ):
+            # The youngest: it has waited least.
             victim = lanes[longest][-1]
             self.remove(victim)
             message = "the queue is full and another request goes first"
@@ -189,6 +191,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     def serve(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         """The ticket waits no more, and its lane has had its turn."""
         self._rate.leave(now_ms)
+        # Virtual time never goes back: an idle lane saves up no share.
         self._floor = max(self._floor, self._served[ticket.lane])
         self._served[ticket.lane] += ticket.cost
         self._served.setdefault(ticket.tenant, self._served[ticket.lane])

@@ -25,6 +25,7 @@ def string_of(part: Json, name: str, where: str) -> str:
 def content_of(content: Any, where: str, part_of: Callable[[Any, str], Json]) -> str | list[Json]:
     """A string as it is, of a list each part as `part_of` (part, its place) makes it;
     `InvalidRequest` for anything else."""
+    # A string stays one: templates may treat it otherwise than one part of text.
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -38,6 +39,7 @@ Renaming = tuple[re.Pattern[str], str]
 
 def renaming(*names: tuple[str, str]) -> tuple[Renaming, ...]:
     """`names`: regular expressions, and replacements as `re.sub` takes them."""
+    # In order: the first that matches names the field.
     return tuple((re.compile(chat), other) for chat, other in names)
 
 

@@ -23,7 +23,6 @@ from services.grpc.server import (
     Context,
     Unary,
     empty_handler,
-    ended_together,
     message_handler,
     methods,
     refuse,
@@ -33,9 +32,10 @@ from services.grpc.server import (
 from services.http.deadline import Deadline
 from services.http.openai import Service
 from services.http.server import version
+from services.http.tasks import all_of
 
 SERVICE = "inference.GRPCInferenceService"
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # of one request
 _NAMES_AT_ONCE = 4
 
 
@@ -51,6 +51,7 @@ class KServe:
 
     def handler(self) -> Any:
         """For a gRPC server."""
+        # Places of its own: calls without a key must not take those of requests.
         named = Intake(self._service.bodies, _NAMES_AT_ONCE)  # needs no key
 
         def about(work: Unary, response: Any) -> Any:
@@ -107,8 +108,7 @@ class KServe:
             del message
             async with within(asked.deadline):
                 room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-                works = (self._whole(prompt, room) for prompt in asked.prompts)
-                answers = await ended_together(works)
+                answers = await all_of(self._whole(prompt, room) for prompt in asked.prompts)
         choices = [choice for answer in answers for choice in answer]
         return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
@@ -155,6 +155,8 @@ class KServe:
                 left = asked.prompts[0].output.n
                 async with contextlib.aclosing(gains) as steps:
                     async for gain in steps:
+                        # The last piece is marked: the stream's connection stays open for further
+                        # requests.
                         left -= gain.finish_reason is not None
                         if gain.text or gain.finish_reason is not None:
                             final = not left and not asked.form.empty_end

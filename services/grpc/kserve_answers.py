@@ -64,6 +64,7 @@ def response_of(wanted: Form, texts: list[str], finishes: list[str]) -> pb.Infer
 def piece_of(wanted: Form, gain: Gain, *, final: bool) -> pb.InferResponse:
     """A piece of a streamed answer; `final`: the last one."""
     response = response_of(wanted, [gain.text], [gain.finish_reason or ""])
+    # Triton's mark: one request of a stream has any number of responses.
     response.parameters["triton_final_response"].bool_param = final
     response.parameters["index"].int64_param = gain.index
     return response

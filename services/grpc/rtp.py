@@ -66,6 +66,7 @@ class RtpModel:
                     async for answer in answers:
                         yield answer
         except TriptychError as error:
+            # RTP-LLM's clients read its own code from the status' details.
             details = pb.ErrorDetails(error_code=code_of(error), error_message=told(error))
             trailing = ((_DETAILS, details.SerializeToString()),)
             await refuse(context, error, trailing)
@@ -130,8 +131,10 @@ def _config_of(config: pb.GenerateConfig) -> dict[str, Any]:
             found[field.name] = [list(row.values) for row in value.rows]
         else:
             found[field.name] = value.value
+    # proto3 sends no zeros: a temperature of 0 looks as if it were left out.
     for name in ("temperature", "do_sample"):
         found.setdefault(name, getattr(config, name))
+    # The deadline has it already.
     found.pop("timeout_ms", None)
     return found
 
@@ -174,6 +177,7 @@ class _Answer:
         longest = max(map(len, self._new))
         flat = array("i")
         for ids in self._new:
+            # A tensor has one length; clients drop end tokens.
             flat.extend([*ids, *[self._pad] * (longest - len(ids))])
         shape = [len(self._new), 1, longest]
         tensor = pb.Tensor(

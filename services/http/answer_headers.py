@@ -15,6 +15,7 @@ class InstanceHeader:
 
     def __init__(self, app: ASGIApp, instance_id: str) -> None:
         self._app = app
+        # Encoded once: it is added to every answer.
         self._field = INSTANCE_HEADER.encode(), instance_id.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

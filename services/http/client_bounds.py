@@ -54,4 +54,5 @@ class TakingTimer:
 def framing_fits(size: int, body_size: int) -> bool:
     """Whether a request of `size` bytes with so large a body is no flood of headers, trailers and
     chunk extensions: no other limit counts them. Chunks of one byte are six bytes."""
+    # Of a body in chunks each byte may bring five more: size in hex, line ends.
     return size - body_size <= MAX_HEAD + 8 * body_size

@@ -33,6 +33,7 @@ from services.http.deadline import Deadline
 from services.http.prompt_streams import prompt_events
 from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
+from services.http.tasks import all_of
 
 JSON = "application/json"
 _PROMPTS_AT_ONCE = 8  # of one request: a long list must not fill all workers
@@ -172,12 +173,7 @@ async def at_once(
         async with room:
             return await work(replace(prompt, generate=deadline.bounding(prompt.generate)))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prompt)) for prompt in prompts]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await all_of(one(prompt) for prompt in prompts)
 
 
 def generating(service: Service) -> APIRouter:

@@ -22,6 +22,7 @@ from services.http.deadline import Deadline
 from services.http.openai import JSON, Service, request_id
 from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
+from services.http.tasks import all_of
 
 _PROMPTS_AT_ONCE = 8  # as of the OpenAI routes
 
@@ -87,12 +88,7 @@ class _Raw:
     ) -> list[dict[str, Any]]:
         """A few prompts at once; the first failure ends them all."""
         room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._whole(wanted, one, room)) for one in prompts]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await all_of(self._whole(wanted, one, room) for one in prompts)
 
     async def _whole(
         self, wanted: RawRequest, prompt: RenderedRequest, room: asyncio.Semaphore

@@ -1,16 +1,17 @@
-"""How tasks are ended, and loops that run for as long as their process does."""
+"""How tasks are ended, work that is done at once, and loops that run as long as their process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from protocol.errors import TriptychError
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
@@ -32,6 +33,18 @@ async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
 
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results, in order, of work that is done at the same time; the first failure ends it all
+    and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        # An answer has one error; those behind it mostly follow from it.
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -27,6 +27,7 @@ class Sounds(Kind):
         self._audio = audio
         media = config.media
         self._readers = (
+            # The processes that read clips read compressed audio too.
             ClipReaders(media.clips, media.video_readers) if config.allow_clips else None
         )
         self._reader = AudioReader(audio, self._readers)
@@ -39,6 +40,7 @@ class Sounds(Kind):
         refuse_other_audio(start, param)
 
     def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
+        # Compressed audio is decoded for its length: no header tells it reliably.
         return naming(param, self._audio.measure, self._reader.count(data, param))
 
     async def run(self, work: Callable[[], T], size: int) -> T:

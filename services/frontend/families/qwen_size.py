@@ -19,6 +19,7 @@ def resized(
     """transformers' `smart_resize`: (height, width) as multiples of the factor, area within bounds.
     `InvalidRequest` (`code`) if the `noun` is too long and narrow."""
     longer, shorter = max(height, width), min(height, width)
+    # The original refuses it too: a side would become less than one patch.
     if longer / shorter > MAX_ASPECT_RATIO:
         raise refused(
             f"the {noun} is {width}x{height}; its sides may differ {MAX_ASPECT_RATIO}-fold at most",
@@ -40,6 +41,7 @@ def resized(
 def pixel_bounds(options: Mapping[str, Any], usual: Mapping[str, int], noun: str) -> PixelBounds:
     """A processor's own; the older `min_pixels` and `max_pixels` win over `size`, and `usual` is
     the size of one that says none. `ConfigError` names the `noun`'s processor."""
+    # Older processors have no size at all.
     size = options.get("size")
     if not isinstance(size, Mapping):
         size = usual
