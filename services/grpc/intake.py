@@ -69,8 +69,7 @@ class Intake:
             try:
                 claim.add(len(data))
             except Unavailable as error:
-                # RESOURCE_EXHAUSTED, which clients retry later; UNAVAILABLE would have them retry
-                # at once.
+                # RESOURCE_EXHAUSTED: the server is well, its callers send too much at once.
                 raise RateLimited(error.message, retry_after_s=_RETRY_AFTER_S) from None
             claim.complete()
             yield _parsed(data, kind)

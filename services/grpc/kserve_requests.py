@@ -84,7 +84,7 @@ def read(message: pb.InferRequest, names: tuple[str, ...]) -> Inference:
     parameters = {name: parameter(value) for name, value in message.parameters.items()}
     own = {name: value for name, value in parameters.items() if name not in _PROTOCOL}
     fields = {**({"echo": True} if given.echo else {}), **given.fields, **own}
-    # The input `streaming` says so; a completion would be refused for saying it twice.
+    # The input `streaming` says whether it is streamed.
     fields.pop("stream", None)
     prompt = given.prompts if len(given.prompts) > 1 else given.prompts[0]
     body = msgspec.json.encode({**fields, "prompt": prompt, "model": message.model_name})

@@ -87,7 +87,6 @@ def _check_type(tensor: pb.Tensor, wanted: str) -> None:
 def _check_count(tensor: pb.Tensor, count: int) -> None:
     size = 1
     for dimension in tensor.shape:
-        # -1 and 0 of a client end in a product that no count equals.
         size *= dimension
     if size != count:
         raise InvalidRequest(

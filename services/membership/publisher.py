@@ -146,7 +146,7 @@ class _Topic:
                 client, start = parse_replay_request(frames)
             except zmq.Again:
                 return
-            # No answer to nonsense: the asker cannot be told which question it was.
+            # Malformed: there is no question to answer.
             except InvalidRequest:
                 continue
             for sequence, payload in self._snapshot() if start == SNAPSHOT else self._since(start):

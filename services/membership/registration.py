@@ -30,7 +30,7 @@ from protocol.registry import (
 from services.http.tasks import supervised
 
 logger = logging.getLogger(__name__)
-_TIMEOUT_S = 2.0  # of one call: a master that hangs must not outlast a lease
+_TIMEOUT_S = 2.0  # of one call; each master has a loop of its own
 _SHORTEST_PAUSE_S = 0.02  # however short a master's lease is
 _JSON = {"content-type": "application/json"}
 _UNKNOWN = LeaseAnswer(known=False)

@@ -15,7 +15,7 @@ from protocol.errors import TriptychError
 from protocol.rtp_status import TaskInfo
 from protocol.types import RequestOutput
 
-_REMEMBERED = 10_000  # ended tasks: some seconds of a busy worker, between two questions
+_REMEMBERED = 10_000  # ended tasks that can still be asked for
 
 
 @dataclass
