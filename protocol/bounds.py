@@ -56,6 +56,7 @@ def within_bounds(value: _S) -> _S:
 def check_opaque(value: Any, name: str) -> None:
     """`InvalidRequest` if a JSON value that is passed on as it is has an integer of more than 64
     bits, or is nested too deep for a message."""
+    # No recursion: JSON of a client may be nested at will.
     stack = [(value, 0)]
     while stack:
         part, depth = stack.pop()

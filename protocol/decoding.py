@@ -42,6 +42,7 @@ def field_of(error: msgspec.ValidationError) -> str | None:
     unknown: msgspec ends its message in `$.path`."""
     if (unknown := unknown_field(error)) is not None:
         return unknown
+    # msgspec has no field of its own for it.
     _, found, path = str(error).rpartition("`$.")
     # A key of an object is shown as [...]: the field that holds the object is at fault.
     parent = path.rstrip("`").partition("[...]")[0] if found else None

@@ -108,6 +108,7 @@ async def held_only(
     another one came with its data, which another worker must encode."""
     asked = [msgspec.structs.replace(item, data=None) for item in request.items]
     outputs = await encode(msgspec.structs.replace(request, items=asked))
+    # What came with its data must be encoded elsewhere; what was only asked for may be missing.
     brought = {item.mm_hash for item in request.items if item.data is not None}
     if any(output.missing and output.mm_hash in brought for output in outputs):
         raise NotServing(

@@ -199,6 +199,7 @@ def from_info(info: ErrorInfo) -> TriptychError:
     if info.code == ConfigError.code:
         return ConfigError(info.message)
     for kind in _tree(TriptychError):
+        # Own attributes: a subclass inherits its parent's status without being what it stands for.
         if vars(kind).get("status") == info.status:
             return kind(info.message, param=info.param, code=info.code)
     return UpstreamError(info.message)

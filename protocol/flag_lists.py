@@ -37,6 +37,7 @@ def parse_urls(flag: str, text: str) -> list[str]:
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{flag}: '{url}' is not an http(s) URL")
+    # A worker that is named twice would get twice its share.
     return list(dict.fromkeys(urls))
 
 

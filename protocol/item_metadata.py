@@ -59,6 +59,7 @@ def seconds_of(metadata: dict[str, Any], param: str) -> float:
     """Seconds between two of a clip's grid's t, 0 where nothing says; `InvalidRequest` (`param`) if
     that is no such number."""
     seconds = metadata.get(SECONDS_KEY, 0.0)
+    # True is an int to Python, and no number to clients.
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidRequest(f"{param}: {SECONDS_KEY} must be a number", param=param)
     if not 0 <= seconds <= MOST_SECONDS:

@@ -148,6 +148,7 @@ def _request(
     if not chat and not isinstance(prompt, str):
         raise InvalidRequest("a prompt must be a text or a list of messages", param="prompt")
     name = "messages" if chat else "prompt"
+    # A text has no template; RTP-LLM's clients send these with every prompt.
     if not chat and "chat_template_kwargs" in fields:
         fields = {k: v for k, v in fields.items() if k != "chat_template_kwargs"}
     data = msgspec.json.encode({name: prompt, **fields})
