@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
 from services.http.client_bounds import TooSlow
-from services.http.turns import LARGE, Intake
+from services.http.turns import LARGE, BodyTurns
 
 STALL_S = 5.0  # seconds without a byte after which a body may lose its room
 _RETRY_AFTER_S = 1.0  # room comes back as soon as bodies are rendered
@@ -70,7 +70,7 @@ class Bodies:
         self.capacity = capacity
         self.clock = clock
         self.held = 0
-        self.intake = Intake()
+        self.intake = BodyTurns()
         self._stall_s = stall_s
         self._claims: dict[Claim, None] = {}
 
@@ -136,7 +136,7 @@ class Bodies:
 
 
 async def _whole(
-    request: Request, limit: int, claim: Claim, patience: asyncio.Timeout, intake: Intake
+    request: Request, limit: int, claim: Claim, patience: asyncio.Timeout, intake: BodyTurns
 ) -> bytes:
     try:
         async with patience:

@@ -95,7 +95,7 @@ LARGE = 1 << 20
 """Bytes of a body that are taken in as they come; what follows waits for its turn."""
 
 
-class Intake:
+class BodyTurns:
     """Turns of the connections that receive large bodies: one piece, of 256 KiB at most, in a turn
     of the event loop, so that whatever else has come is seen to between two pieces."""
 
@@ -136,4 +136,4 @@ class SharedState(ServerState):
         super().__init__()
         self.keep_alive = True
         self.beginnings = Beginnings(asyncio.get_running_loop().call_soon)
-        self.intake = Intake()
+        self.intake = BodyTurns()
