@@ -105,11 +105,12 @@ class Answering:
         return (encode_event(chunk) if chunk is not None else b"") + DONE
 
     def _chunks(self, outputs: list[RequestOutput]) -> bytes:
-        data = b""
+        data, spec = b"", self._form.spec
         for output in outputs:
             gain = self._feed(output)
-            usage = self._assembler.usage_of(gain.index)
-            echo = self._builder.echo(gain.index, usage)
+            # Most requests ask for neither, and this runs for each token.
+            usage = self._assembler.usage_of(gain.index) if spec.continuous_usage else None
+            echo = self._builder.echo(gain.index, usage) if spec.echo else None
             chunk = self._builder.chunk(
                 gain,
                 usage,

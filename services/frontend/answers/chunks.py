@@ -46,7 +46,7 @@ class ChunkBuilder:
             chunks[0].prompt_token_ids = list(self._spec.prompt_token_ids)
         return chunks
 
-    def echo(self, index: int, usage: Usage) -> Answer | None:
+    def echo(self, index: int, usage: Usage | None) -> Answer | None:
         """The prompt, where a choice of a completion begins that shows it; else None."""
         if not self._spec.echo or index in self._begun:
             return None
@@ -72,7 +72,7 @@ class ChunkBuilder:
     def chunk(
         self,
         gain: Gain,
-        usage: Usage,
+        usage: Usage | None,
         *,
         kv_transfer_params: Params | None = None,
         ec_transfer_params: Params | None = None,
@@ -94,6 +94,8 @@ class ChunkBuilder:
             chunk = self._text_chunk([self._text_delta(gain)])
         if spec.continuous_usage:
             chunk.usage = usage
+        if kv_transfer_params is None and ec_transfer_params is None:
+            return chunk
         return with_params(chunk, kv_transfer_params, ec_transfer_params)
 
     def usage_chunk(self, usage: Usage) -> Answer | None:
@@ -110,7 +112,8 @@ class ChunkBuilder:
             index=self._form.index(gain.index),
             delta=_delta(gain),
             logprobs=self._form.chat_logprobs(gain.logprobs),
-            finish_reason=chat_finish(gain.finish_reason, self._called[gain.index]),
+            finish_reason=gain.finish_reason
+            and chat_finish(gain.finish_reason, self._called[gain.index]),
             stop_reason=UNSET if gain.finish_reason is None else gain.stop_reason,
             token_ids=self._form.token_ids(gain.token_ids),
         )
@@ -127,10 +130,10 @@ class ChunkBuilder:
         )
 
     def _chat_chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-        return ChatCompletionChunk(**self._form.head(), choices=choices, usage=self._no_usage())
+        return ChatCompletionChunk(**self._form.head, choices=choices, usage=self._no_usage())
 
     def _text_chunk(self, choices: list[TextChoice]) -> TextCompletion:
-        return TextCompletion(**self._form.head(), choices=choices, usage=self._no_usage())
+        return TextCompletion(**self._form.head, choices=choices, usage=self._no_usage())
 
     def _no_usage(self) -> UnsetType | None:
         """OpenAI shows usage null in every chunk before the one that has it."""

@@ -31,7 +31,8 @@ Params = dict[str, Any]
 
 
 class AnswerForm:
-    """Of one request. `id` and `created` are the same in everything that is said of it."""
+    """Of one request. `id` and `created` are the same in everything that is said of it, which
+    begins with `head`."""
 
     def __init__(
         self, spec: OutputSpec, tokenizer: Tokenizer, *, created: int | None = None
@@ -42,6 +43,14 @@ class AnswerForm:
         name = spec.answer_id or spec.request_id
         self.id = f"{'chatcmpl' if spec.chat else 'cmpl'}-{name}"
         self.created = int(time.time()) if created is None else created
+        # Made once: every chunk begins so.
+        self.head: Params = {
+            "id": self.id,
+            "created": self.created,
+            "model": spec.model,
+            "system_fingerprint": spec.system_fingerprint or UNSET,
+            "service_tier": "default" if spec.tells_tier else UNSET,
+        }
         self._spelling = Spelling(tokenizer, spec.tokens_as_ids)
         self._prompt_scores: list[PositionLogprobs | None] | None = None
         echoed = self.prompt_text if spec.echo else ""
@@ -107,17 +116,6 @@ class AnswerForm:
         """In vLLM's form, if asked for."""
         top = self.spec.prompt_logprobs
         return UNSET if top is None else prompt_logprobs(self._spelling, self._scores, top)
-
-    def head(self) -> Params:
-        """What everything that is said of the request begins with."""
-        spec = self.spec
-        return {
-            "id": self.id,
-            "created": self.created,
-            "model": spec.model,
-            "system_fingerprint": spec.system_fingerprint or UNSET,
-            "service_tier": "default" if spec.tells_tier else UNSET,
-        }
 
 
 def chat_finish(reason: FinishReason | None, called: bool) -> ChatFinish | None:

@@ -140,6 +140,9 @@ class OutputAssembler:
         return output.token_ids[-1] in self.spec.end_token_ids
 
     def _scan(self, choice: _Choice, text: str, step: _Step) -> None:
+        if not self.spec.stop:
+            step.text += text
+            return
         # As vLLM: a stop string within the least tokens is text.
         armed = choice.num_tokens > self.spec.min_tokens
         scanned = choice.scanner.push(text, armed=armed)

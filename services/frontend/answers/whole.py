@@ -87,7 +87,7 @@ class AnswerBuilder:
             for index, whole in enumerate(self._wholes)
         ]
         return ChatCompletion(
-            **self._form.head(),
+            **self._form.head,
             choices=choices,
             usage=usage,
             prompt_logprobs=self._form.prompt_logprobs(),
@@ -108,7 +108,7 @@ class AnswerBuilder:
             )
             for index, whole in enumerate(best(self._wholes, self._spec.kept))
         ]
-        return TextCompletion(**self._form.head(), choices=choices, usage=usage)
+        return TextCompletion(**self._form.head, choices=choices, usage=usage)
 
     @property
     def _echo(self) -> str:
