@@ -33,13 +33,9 @@ class ClipLimits(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.max_pixels, MOST_PIXELS)
 
 
-def refuse_other_containers(start: bytes, param: str | None = None) -> None:
-    """`InvalidRequest` if a file that begins so is no clip of a known format; 16 bytes do."""
-    container_of(start, param)
-
-
 def container_of(start: bytes, param: str | None = None) -> str:
-    """FFmpeg's name of the format."""
+    """FFmpeg's name of the format of a file that begins so; `InvalidRequest` (`param`) if it is no
+    clip of a known one. 16 bytes do."""
     if start[:4] == _MATROSKA:
         return "matroska"
     if start[4:8] in _MOV_BOXES:

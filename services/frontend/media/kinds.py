@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
-from services.frontend.clips.limits import refuse_other_containers
+from services.frontend.clips.limits import container_of
 from services.frontend.clips.readers import BUSY, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Clips, Extent, Family
@@ -155,7 +155,7 @@ class Videos(Kind):
         return Wanted(None if bounds == self._clips.bounds else bounds, frames)
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:
-        refuse_other_containers(start, param)
+        container_of(start, param)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Never in the threads of others: a clip may take as long as `--video-timeout`."""
