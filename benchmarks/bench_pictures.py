@@ -28,7 +28,7 @@ from transformers import AutoImageProcessor
 
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from services.engine.model.picture_processor import picture_processor
-from services.frontend.image import load_rgb
+from services.frontend.media.image import load_rgb
 
 MODEL = Path("models/demo")
 SEED = 0

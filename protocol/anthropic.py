@@ -19,7 +19,7 @@ MESSAGES_PATH = "/v1/messages"
 Json = dict[str, Any]
 
 
-class Message(msgspec.Struct):
+class MessageTurn(msgspec.Struct):
     """`content`: a text, or blocks."""
 
     role: Literal["user", "assistant", "system"]
@@ -54,9 +54,9 @@ class OutputConfig(msgspec.Struct):
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """What a prompt is made of."""
+    """What a prompt is made of; each field has its row in `protocol.agent_fields`."""
 
-    messages: list[Message]
+    messages: list[MessageTurn]
     model: str | None = None
     system: str | list[Json] | None = None
     tools: list[Tool] | None = None
@@ -85,7 +85,7 @@ _RAW: Json = {
     "output_config": Json | None,
 }
 _TYPES: Json = {
-    "messages": list[Message],
+    "messages": list[MessageTurn],
     "tools": list[Tool] | None,
     "tool_choice": ToolChoice | None,
     "thinking": Thinking | None,
@@ -109,7 +109,7 @@ def decode_count(data: bytes) -> CountRequest:
 
 def _read(request: _R) -> _R:
     """The request with its objects as structs, which are dicts as the parser decodes them."""
-    request.messages = _all(request.messages, members.MESSAGE, Message, "messages")
+    request.messages = _all(request.messages, members.MESSAGE, MessageTurn, "messages")
     if request.tools is not None:
         request.tools = _all(request.tools, members.TOOL, Tool, "tools")
     for name, kind, struct in (

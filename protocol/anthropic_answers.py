@@ -34,14 +34,18 @@ class MessageUsage(msgspec.Struct):
 
 
 class MessageAnswer(msgspec.Struct, kw_only=True):
-    id: str
+    """A whole message."""
+
+    id: str  # msg_…
     type: Literal["message"]
     role: Literal["assistant"]
-    model: str
+    model: str  # as the client named it
+    # blocks, in the order in which the model wrote them
     content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    # None while a stream goes on
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
-    usage: MessageUsage
+    stop_sequence: str | None  # the stop string that ended it
+    usage: MessageUsage  # tokens
 
 
 class MessageEvent(msgspec.Struct):

@@ -56,6 +56,7 @@ def within_bounds(value: _S) -> _S:
 def check_opaque(value: Any, name: str) -> None:
     """`InvalidRequest` if a JSON value that is passed on as it is has an integer of more than 64
     bits, or is nested too deep for a message."""
+    # No recursion: JSON of a client may be nested at will.
     stack = [(value, 0)]
     while stack:
         part, depth = stack.pop()
@@ -67,3 +68,13 @@ def check_opaque(value: Any, name: str) -> None:
             stack += [(entry, depth + 1) for entry in part]
         elif type(part) is int and not -INT64_MAX - 1 <= part <= INT64_MAX:
             raise InvalidRequest(f"{name} has an integer of more than 64 bits", param=name)
+
+
+def check_priority(priority: float, lowest: int) -> None:
+    """`InvalidRequest` if a request would run before more others than `lowest` allows."""
+    if priority < lowest:
+        raise InvalidRequest(
+            f"priority must be at least {lowest} here, not {priority}: lower values "
+            "run earlier, and --min-priority says how low they may be",
+            param="priority",
+        )

@@ -35,26 +35,21 @@ class InputAudio(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message. Which of the fields must be there follows from `type`.
+    """One part of a message."""
 
-    `image_url` null with a `uuid` refers to a picture sent before under that name. `image_embeds`
-    holds the metadata of a picture whose embeddings `uuid` (its mm_hash) names.
-    `video_url` and `video_embeds` are the same for clips, `audio_url` and `audio_embeds` for audio,
-    which `input_audio` holds itself. `others`: what else the part has, for chat templates; so have
-    calls and messages. It is no member of theirs.
-    """
-
-    type: str
-    text: str | None = None
+    type: str  # which of the other fields must be there
+    text: str | None = None  # of the type text
+    # null with a `uuid`: a picture sent before under that name
     image_url: MediaURL | str | UnsetType | None = UNSET
-    image_embeds: Any = UNSET
-    video_url: MediaURL | str | UnsetType | None = UNSET
-    video_embeds: Any = UNSET
-    audio_url: MediaURL | str | UnsetType | None = UNSET
-    input_audio: InputAudio | UnsetType | None = UNSET
-    audio_embeds: Any = UNSET
-    refusal: str | None = None
-    uuid: str | None = None
+    image_embeds: Any = UNSET  # metadata of a picture whose embeddings `uuid` (its mm_hash) names
+    video_url: MediaURL | str | UnsetType | None = UNSET  # as `image_url`, of a clip
+    video_embeds: Any = UNSET  # as `image_embeds`, of a clip
+    audio_url: MediaURL | str | UnsetType | None = UNSET  # as `image_url`, of audio
+    input_audio: InputAudio | UnsetType | None = UNSET  # audio itself, in base64
+    audio_embeds: Any = UNSET  # as `image_embeds`, of audio
+    refusal: str | None = None  # what a model said that refused
+    uuid: str | None = None  # the client's name of the medium
+    # what else it has, for chat templates; no member of theirs
     others: dict[str, Any] | None = None
 
 
@@ -74,15 +69,18 @@ class ToolCall(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    role: str
-    content: str | list[str | ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    thinking: str | None = None
+    """A turn of a chat."""
+
+    role: str  # as the chat template knows it
+    content: str | list[str | ContentPart] | None = None  # a text, or parts
+    name: str | None = None  # of who speaks
+    tool_calls: list[ToolCall] | None = None  # calls that the model has made
+    tool_call_id: str | None = None  # the call that a tool message answers
+    refusal: str | None = None  # what a model said that refused
+    reasoning: str | None = None  # what a model thought before it answered
+    reasoning_content: str | None = None  # the same under an older name
+    thinking: str | None = None  # the same, for templates that read it so
+    # what else it has, for chat templates; no member of theirs
     others: dict[str, Any] | None = None
 
 

@@ -41,6 +41,7 @@ class Curve:
 
     def connect(self, socket: zmq.Socket[Any]) -> None:
         """Before `socket` is connected: speak to servers of the fleet alone."""
+        # A pair for each connection: servers do not look at who the client is.
         public, secret = zmq.curve_keypair()
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)

@@ -1,10 +1,12 @@
 """What another process sent, or an error: of the caller's choice, or one that tells a client what
-is wrong."""
+is wrong as OpenAI does, by message, param and code.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +42,7 @@ def field_of(error: msgspec.ValidationError) -> str | None:
     unknown: msgspec ends its message in `$.path`."""
     if (unknown := unknown_field(error)) is not None:
         return unknown
+    # msgspec has no field of its own for it.
     _, found, path = str(error).rpartition("`$.")
     # A key of an object is shown as [...]: the field that holds the object is at fault.
     parent = path.rstrip("`").partition("[...]")[0] if found else None
@@ -97,3 +100,38 @@ def converted(value: Any, kind: type[_T], param: str, inside: str = "") -> _T:
         if unknown_field(error) is not None:
             raise unknown_parameter(where) from None
         raise InvalidRequest(f"{param}: {error}", param=where) from None
+
+
+_BOUND = re.compile(r"Expected `(int|float)` (<=?|>=?) ")
+_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "int >": "integer_below_min_value",
+        "int <": "integer_above_max_value",
+        "float >": "decimal_below_min_value",
+        "float <": "decimal_above_max_value",
+    }
+)
+
+
+def refusal_of(error: msgspec.ValidationError, inside: str = "") -> InvalidRequest:
+    """`error` as a refusal that names the field at fault, after `inside`."""
+    said = str(error)
+    if (unknown := unknown_field(error)) is not None:
+        return unknown_parameter(inside + unknown)
+    param, what = inside + (field_of(error) or ""), said.partition(" - at `")[0]
+    if "missing required field" in said:
+        return InvalidRequest(
+            f"Missing required parameter: '{param}'",
+            param=param or None,
+            code="missing_required_parameter",
+        )
+    code = _code_of(what)
+    about = "Invalid type for" if code == "invalid_type" else "Invalid"
+    named = f"{about} '{param}'" if param else "Invalid request"
+    return InvalidRequest(f"{named}: {what[:1].lower()}{what[1:]}", param=param or None, code=code)
+
+
+def _code_of(what: str) -> str:
+    if (bound := _BOUND.match(what)) is not None:
+        return _CODES[f"{bound[1]} {bound[2][0]}"]
+    return "invalid_type" if ", got `" in what else InvalidRequest.code

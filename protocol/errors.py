@@ -24,7 +24,10 @@ TriptychError
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import socket
 from typing import Any
 
 import msgspec
@@ -196,6 +199,7 @@ def from_info(info: ErrorInfo) -> TriptychError:
     if info.code == ConfigError.code:
         return ConfigError(info.message)
     for kind in _tree(TriptychError):
+        # Own attributes: a subclass inherits its parent's status without being what it stands for.
         if vars(kind).get("status") == info.status:
             return kind(info.message, param=info.param, code=info.code)
     return UpstreamError(info.message)
@@ -219,3 +223,22 @@ def from_openai(status: int, body: object) -> TriptychError:
 
 def _tree(root: type[TriptychError]) -> list[type[TriptychError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
+
+
+def is_own_shortage(error: BaseException | None) -> bool:
+    """Whether a call failed because this process or machine has no files, memory or ports left."""
+    if isinstance(error, socket.gaierror):
+        # A resolver that cannot open its files or a socket says that the name is unknown.
+        return error.errno == socket.EAI_MEMORY or not _can_open()
+    return isinstance(error, OSError) and error.errno in _SHORT
+
+
+def _can_open() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True

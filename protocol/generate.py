@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from protocol.bounds import (
-    INT32_MAX,
     MAX_CHOICES,
     Int64,
     Natural,
@@ -22,9 +21,9 @@ from protocol.bounds import (
 )
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
+from protocol.item_metadata import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.pooling import PoolingParams
 from protocol.types import (
-    EncodeItem,
     EncodeRequest,
     GenerateRequest,
     MMItem,
@@ -38,10 +37,6 @@ INSTANCE_HEADER = "x-triptych-instance"
 RENDER_PATH = "/v1/chat/completions/render"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
-SECONDS_KEY = "second_per_grid_ts"
-GAPS_KEY = "tokens_between_grid_ts"
-AUDIO_TOKENS_KEY = "num_audio_tokens"
-MOST_SECONDS = 86_400  # between two of a clip's grid's t
 MSGPACK = "application/msgpack"
 _SHOWN = 64
 
@@ -92,51 +87,6 @@ class GenerateBody(msgspec.Struct, omit_defaults=True):
 
 class AbortBody(msgspec.Struct):
     request_ids: list[str]
-
-
-def _grid_key(modality: Modality) -> str:
-    return f"{modality}_grid_thw"
-
-
-def item_metadata(item: MMItem) -> dict[str, Any]:
-    """`metadata` of an item's `ec_transfer_params` entry."""
-    metadata: dict[str, Any] = {_grid_key(item.modality): list(item.grid)} if item.grid else {}
-    if item.seconds_per_grid:
-        metadata[SECONDS_KEY] = item.seconds_per_grid
-    if item.gaps:
-        metadata[GAPS_KEY] = list(item.gaps)
-    if item.modality == "audio":
-        metadata[AUDIO_TOKENS_KEY] = item.length
-    return metadata
-
-
-def _metadata_of(entry: Any) -> dict[str, Any]:
-    metadata = entry.get("metadata") if isinstance(entry, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _grid_of(metadata: dict[str, Any], modality: Modality) -> tuple[int, ...]:
-    grid = metadata.get(_grid_key(modality))
-    if grid is None:
-        return ()
-    if not isinstance(grid, list) or not all(type(n) is int and 0 < n <= INT32_MAX for n in grid):
-        raise InvalidRequest(
-            f"ec_transfer_params: {_grid_key(modality)} must be a list of positive integers",
-            param="ec_transfer_params",
-        )
-    return tuple(grid)
-
-
-def seconds_of(metadata: dict[str, Any], param: str) -> float:
-    """Seconds between two of a clip's grid's t, 0 where nothing says; `InvalidRequest` (`param`) if
-    that is no such number."""
-    seconds = metadata.get(SECONDS_KEY, 0.0)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidRequest(f"{param}: {SECONDS_KEY} must be a number", param=param)
-    if not 0 <= seconds <= MOST_SECONDS:
-        message = f"{param}: {SECONDS_KEY} must be at least 0 and at most {MOST_SECONDS}"
-        raise InvalidRequest(message, param=param)
-    return float(seconds)
 
 
 def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
@@ -246,18 +196,8 @@ def _items(body: GenerateBody) -> list[MMItem]:
                 param="features",
             )
         for name, span in zip(hashes, spans, strict=True):
-            items.append(_item(name, modality, span, _metadata_of(entries.get(name))))
+            items.append(_item(name, modality, span, metadata_of(entries.get(name))))
     return sorted(items, key=lambda item: item.offset)
-
-
-def _gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
-    gaps = metadata.get(GAPS_KEY, [])
-    if not isinstance(gaps, list) or not all(type(n) is int and 0 <= n <= INT32_MAX for n in gaps):
-        raise InvalidRequest(
-            f"ec_transfer_params: {GAPS_KEY} must be a list of numbers of tokens",
-            param="ec_transfer_params",
-        )
-    return tuple(gaps)
 
 
 def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, Any]) -> MMItem:
@@ -266,9 +206,9 @@ def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, 
         modality,
         span.offset,
         span.length,
-        _grid_of(metadata, modality),
+        grid_of(metadata, modality),
         seconds_per_grid=seconds_of(metadata, "ec_transfer_params"),
-        gaps=_gaps_of(metadata),
+        gaps=gaps_of(metadata),
     )
 
 
@@ -284,20 +224,3 @@ def decode_encode(data: bytes) -> EncodeRequest:
 def decode_abort(data: bytes) -> list[str]:
     """The ids in the body of an abort call; `InvalidRequest` names the field at fault."""
     return accepted(_ABORT.decode, data).request_ids
-
-
-__all__ = [
-    "ABORT_PATH",
-    "ENCODE_PATH",
-    "GENERATE_PATH",
-    "MSGPACK",
-    "EncodeItem",
-    "GenerateBody",
-    "check_ec_params",
-    "decode_abort",
-    "decode_encode",
-    "decode_generate",
-    "encode_encode",
-    "encode_generate",
-    "item_metadata",
-]

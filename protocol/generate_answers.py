@@ -38,12 +38,12 @@ class UsageBody(msgspec.Struct):
 class GenerateAnswer(msgspec.Struct, omit_defaults=True):
     """A whole answer, or one event of a streamed one."""
 
-    request_id: str
-    choices: list[ChoiceBody]
-    usage: UsageBody | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    error: ErrorInfo | None = None
+    request_id: str  # as in the request, or the worker's own
+    choices: list[ChoiceBody]  # of a stream: what is new
+    usage: UsageBody | None = None  # tokens of the request
+    kv_transfer_params: dict[str, Any] | None = None  # handle by which a decode worker gets the KV
+    ec_transfer_params: dict[str, Any] | None = None  # handles of embeddings
+    error: ErrorInfo | None = None  # why the request has failed; nothing follows
     # of the prompt's tokens but the first, if asked for; with the first tokens
     prompt_logprobs: list[PositionLogprobs] | None = None
 

@@ -29,5 +29,6 @@ class Histogram:
         return Histogram(bounds, [0] * (len(bounds) + 1))
 
     def observe(self, value: float) -> None:
+        # `le` of Prometheus: a value that equals a bound belongs to its bucket.
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value

@@ -26,6 +26,7 @@ _SAMPLES = 9
 def _digest(fields: Iterable[bytes]) -> blake3:
     hasher = blake3()
     for field in fields:
+        # Without lengths ("ab", "c") and ("a", "bc") would be one name.
         hasher.update(len(field).to_bytes(8, "little"))
         hasher.update(field)
     return hasher
@@ -101,6 +102,7 @@ class BlockKeyChain:
 
     def _overlapping(self, start: int, end: int) -> list[tuple[str, int]]:
         items = self._items
+        # Blocks come in order: items before them are never looked at again.
         while self._first_item < len(items) and items[self._first_item].end <= start:
             self._first_item += 1
         media = []

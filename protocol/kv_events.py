@@ -175,7 +175,7 @@ def _as_array(event: CacheEvent) -> CacheEvent:
     return kind(*(getattr(event, name) for name in event.__struct_fields__))
 
 
-def decode_batch(payload: bytes) -> EventBatch:
+def decode_event_batch(payload: bytes) -> EventBatch:
     """A batch in either encoding; an event of an unknown kind or shape is counted, not raised.
 
     Raises `InvalidRequest` if the payload is no batch at all.
@@ -189,11 +189,13 @@ def decode_batch(payload: bytes) -> EventBatch:
         try:
             batch.events.append(_decode_event(data))
         except (msgspec.DecodeError, UnicodeDecodeError):
+            # A newer vLLM may publish kinds that are not known here: the rest of the batch counts.
             batch.unknown += 1
     return batch
 
 
 def _decode_event(data: msgspec.Raw) -> CacheEvent:
     first = memoryview(data)[0]
+    # msgpack: fixarray, array 16 and array 32.
     is_array = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
     return _array_decoder.decode(data) if is_array else _map_decoder.decode(data)

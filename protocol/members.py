@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.decoding import unknown_parameter
-from protocol.openai_refusals import refusal_of
+from protocol.decoding import refusal_of, unknown_parameter
 from protocol.request_fields import RequestField
 
 _S = TypeVar("_S", bound=msgspec.Struct)

@@ -36,7 +36,7 @@ from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
 from protocol.request_parser import RequestParser
 from protocol.request_table import FIELDS
-from protocol.rtp_config import fields_of, name_in
+from protocol.rtp_config import config_fields, name_in
 
 CHAT_PATH = "/v1/chat/completions"
 BATCH_PATH = CHAT_PATH + "/batch"
@@ -53,7 +53,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
-    """What chat and completion requests have in common; None means that the client left it out."""
+    """What chat and completion requests have in common. Each field has its row in
+    `protocol.request_table`; None means that the client left it out."""
 
     model: str | None = None
     stream: bool | None = None
@@ -170,7 +171,7 @@ def _messages(given: Any) -> list[ChatMessage]:
     return [read_message(message, f"messages[{i}]") for i, message in enumerate(given)]
 
 
-def decode_batch(data: bytes) -> list[ChatCompletionRequest]:
+def decode_chat_batch(data: bytes) -> list[ChatCompletionRequest]:
     """The chats of a batch: `messages` has the conversations, the other fields are all of theirs
     and decoded once: the chats share them. `InvalidRequest` names the field at fault."""
     fields = accepted(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, data)
@@ -208,7 +209,7 @@ def _with_extra_configs(data: bytes, config: dict[str, Any]) -> ChatCompletionRe
     """The request with what RTP-LLM's `extra_configs` ask for beside its own fields."""
     body = msgspec.json.decode(data, type=dict[str, Any])
     own = {name: value for name, value in body.items() if value is not None}
-    fields = fields_of(config, "extra_configs")
+    fields = config_fields(config, "extra_configs")
     try:
         return _CHAT.parsed(msgspec.json.encode({**fields, **own}))
     except InvalidRequest as error:

@@ -142,24 +142,26 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 class TextChoice(msgspec.Struct, kw_only=True):
     """Of completions, in whole answers and in chunks alike."""
 
-    index: int
-    text: str
-    logprobs: TextLogprobs | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    index: int  # over all prompts of the request
+    text: str  # of a chunk: what is new
+    logprobs: TextLogprobs | None = None  # None unless asked for
+    finish_reason: FinishReason | None = None  # None while it goes on
+    stop_reason: int | str | None = None  # stop string or token that ended it
+    token_ids: list[int] | UnsetType = UNSET  # with return_token_ids
+    prompt_token_ids: list[int] | UnsetType = UNSET  # likewise, in the first chunk
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # in vLLM's form, if asked for
 
 
 class _Answer(msgspec.Struct, kw_only=True):
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str | UnsetType = UNSET
-    service_tier: Literal["default"] | UnsetType = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
-    ec_transfer_params: dict[str, Any] | UnsetType = UNSET
+    """What whole answers and chunks have in common."""
+
+    id: str  # the same in all chunks
+    created: int  # seconds since 1970
+    model: str  # as the client named it
+    system_fingerprint: str | UnsetType = UNSET  # of the weights
+    service_tier: Literal["default"] | UnsetType = UNSET  # only where the request names one
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # handle of KV that is kept here
+    ec_transfer_params: dict[str, Any] | UnsetType = UNSET  # handles of embeddings
 
 
 class ChatCompletion(_Answer, kw_only=True):
@@ -202,17 +204,15 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """An entry of /v1/models: OpenAI's fields, then `root`, the model's folder or name, `parent`,
-    what an adapter belongs to, and `max_model_len`, tokens of prompt and output, as vLLM has them.
-    """
+    """An entry of /v1/models: OpenAI's fields, then those that vLLM adds."""
 
-    id: str
+    id: str  # name that requests give
     object: Literal["model"] = "model"
-    created: int
+    created: int  # seconds since 1970
     owned_by: str = OWNER
-    root: str
-    parent: str | None = None
-    max_model_len: int
+    root: str  # the model's folder or name
+    parent: str | None = None  # the model that an adapter belongs to
+    max_model_len: int  # tokens of prompt and output
 
 
 class ModelList(msgspec.Struct):

@@ -96,3 +96,31 @@ def unpacked(data: bytes) -> list[float]:
     found: array[float] = array(_FLOAT)
     found.frombytes(data)
     return found.tolist()
+
+
+EMBEDDINGS_PATHS = ("/v1/embeddings", "/v1/embeddings/dense")
+
+
+POOLING_PATH = "/pooling"
+
+
+SCORE_PATHS = ("/score", "/v1/score")
+
+
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+CLASSIFY_PATH = "/classify"
+
+
+RTP_RERANK_PATH, RTP_CLASSIFY_PATH = "/v1/reranker", "/v1/classifier"
+
+
+SIMILARITY_PATH = "/v1/embeddings/similarity"
+
+
+POOLING_PATHS = (
+    *EMBEDDINGS_PATHS, POOLING_PATH, *SCORE_PATHS, *RERANK_PATHS, CLASSIFY_PATH, RTP_RERANK_PATH,
+    RTP_CLASSIFY_PATH, SIMILARITY_PATH,
+)  # fmt: skip
+"""`/v1/embeddings/dense` and the last three are RTP-LLM's, which has answers of its own there."""

@@ -16,18 +16,6 @@ from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_parser import RequestParser
 
-EMBEDDINGS_PATHS = ("/v1/embeddings", "/v1/embeddings/dense")
-POOLING_PATH = "/pooling"
-SCORE_PATHS = ("/score", "/v1/score")
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-CLASSIFY_PATH = "/classify"
-RTP_RERANK_PATH, RTP_CLASSIFY_PATH = "/v1/reranker", "/v1/classifier"
-SIMILARITY_PATH = "/v1/embeddings/similarity"
-POOLING_PATHS = (
-    *EMBEDDINGS_PATHS, POOLING_PATH, *SCORE_PATHS, *RERANK_PATHS, CLASSIFY_PATH, RTP_RERANK_PATH,
-    RTP_CLASSIFY_PATH, SIMILARITY_PATH,
-)  # fmt: skip
-"""`/v1/embeddings/dense` and the last three are RTP-LLM's, which has answers of its own there."""
 MAX_INPUTS = 2048
 _CHAT = (
     "messages", "model", "add_special_tokens", "add_generation_prompt", "continue_final_message",

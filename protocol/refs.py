@@ -81,6 +81,7 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
             "do_remote_decode": False,
             "remote_engine_id": self.instance_id,
             "remote_request_id": self.request_id,
+            # vLLM has a list for each of its KV cache groups.
             "remote_block_ids": [list(self.block_ids)],
             "remote_host": self.host,
             "remote_port": self.port,

@@ -1,16 +1,17 @@
-"""Wire structs between workers, proxies and the master. JSON, or msgpack by `content-type`.
+"""Workers as they register, and as masters tell proxies of them.
 
     POST /register    InstanceInfo     → LeaseAnswer      a worker is there, or has restarted
     POST /heartbeat   Heartbeat        → LeaseAnswer      at least every `lease_s / 3`
     POST /deregister  InstanceName     → LeaseAnswer      it leaves; forgotten at once
     POST /drain       Drain            → LeaseAnswer      no new requests; its caches still count
-    POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
-    POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
+    GET  /workers     ?after&wait_s    → Workers          who is there, or what has changed
+    POST /suspect     Suspected        → LeaseAnswer      a proxy could not connect to it
 
-`protocol.worker_views` has what proxies ask about workers.
+`protocol.placement` has what proxies ask for each request.
 
 All state of the master is soft: a worker that a master does not know (`LeaseAnswer.known` false)
-registers again. Times are seconds unless the name says ms; nothing is a wall-clock time.
+registers again. Messages are JSON, or msgpack by `content-type`. Times are seconds unless the name
+says ms; nothing is a wall-clock time.
 """
 
 from __future__ import annotations
@@ -22,23 +23,17 @@ from msgspec import Meta
 
 from protocol.kv_events import EventSource
 from protocol.refs import KVLayout
-from protocol.types import Modality
 
 REGISTER_PATH = "/register"
 HEARTBEAT_PATH = "/heartbeat"
 DEREGISTER_PATH = "/deregister"
 DRAIN_PATH = "/drain"
-SCHEDULE_PATH = "/schedule"
-FINISHED_PATH = "/finished"
 
 InstanceRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "store"]
 StageRole = Literal["encode", "prefill", "decode"]
-Stage = Literal["encode", "prefill", "request"]
-ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
 
-_MOST = 1 << 40
-BlockKey = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=0, le=_MOST)]
+MOST_COUNT = 1 << 40
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Url = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
@@ -138,19 +133,17 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`draining`: the worker takes no more requests; `drained_by_master`: because a master said
-    so, so that a master can take it back. `stalled`: it takes none because its engine makes no
-    `progress`, and takes them again once it does. `role`: the one that it serves, of a worker that
-    may have several."""
+    """A worker is still there."""
 
-    instance_id: Name
-    generation: str = ""
-    load: Load = Load()
-    draining: bool = False
-    drained_by_master: bool = False
+    instance_id: Name  # who beats
+    generation: str = ""  # as in `InstanceInfo`
+    load: Load = Load()  # when the beat was sent
+    draining: bool = False  # it takes no more requests
+    drained_by_master: bool = False  # because a master said so, which can take it back
+    # it takes none because its engine makes no `progress`; again once it does
     stalled: bool = False
-    progress: Progress = Progress()
-    role: StageRole | None = None
+    progress: Progress = Progress()  # how its engine's steps come on
+    role: StageRole | None = None  # the one it serves, of a worker that may have several
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,112 +171,40 @@ class LeaseAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     role: StageRole | None = None
 
 
-class MediaNeed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A media item of the prompt: `tokens` placeholders from token `offset` on. `size_bytes` are
-    those of its embeddings, 0 if unknown."""
-
-    mm_hash: Name
-    tokens: Count
-    offset: Count = 0
-    size_bytes: Count = 0
-    modality: Modality = "image"
+WORKERS_PATH = "/workers"
+SUSPECT_PATH = "/suspect"
 
 
-class ScheduleRequest(msgspec.Struct, omit_defaults=True):
-    """A request to be placed. An id that is placed again gives back what it held."""
+class Suspected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker that a proxy could not connect to (refused, reset). The master asks the worker's
+    `/health` at once, and takes it out of choice if that fails. `generation` as in
+    `InstanceName`."""
 
-    request_id: Name  # the proxy's id of the request
-    prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]  # length of the prompt, media included
-    # name of a model, an alias of it, or an adapter that some of its workers serve, which `adapter`
-    # then is; empty: the only one served
-    model: str = ""
-    # `short_key` of every full block of `block_size` tokens, first block first
-    block_keys: Annotated[list[BlockKey], Meta(max_length=1 << 20)] = []
-    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one of these blocks
-    items: Annotated[list[MediaNeed], Meta(max_length=4096)] = []  # media of the prompt, in order
-    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] = 0  # output tokens at most, 0 if not stated
-    priority: Annotated[int, Meta(ge=0, le=100)] = 0  # 1 to 100, higher is earlier; 0 means 50
-    # seconds left when the message was sent, None for no deadline
-    deadline_s: Annotated[float, Meta(le=1e9)] | None = None
-    tenant: str = ""  # whose fair share it counts against (a digest of an API key)
-    session: str = ""  # requests of one session prefer one worker if all else is equal
-    # instance ids that have failed this request
-    avoid: Annotated[list[str], Meta(max_length=1024)] = []
-    debug: bool = False  # whether the answer explains the choice
-    # keys and hashes are over message parts, since the proxy has no model: no worker's cache events
-    # name them, and the master goes by what it has placed itself
-    predicted: bool = False
-    # seconds to the first token that are the objective; None: the master's own flag, 0: none
-    ttft_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    # seconds per output token that are the objective, likewise
-    tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    adapter: str = ""  # LoRA adapter, where `model` names one; the master fills it in
-    pooling: bool = False  # nothing is decoded: a worker that prefills does it all
+    instance_id: Name
+    generation: str = ""
 
 
-class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker to call."""
+class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker as the master sees it, as of the answer."""
 
-    instance_id: str
-    url: str
-    role: InstanceRole
-    dialect: Literal["tokens", "openai"] = "tokens"
-    kv_endpoint: dict[str, Any] | None = None
-    ec_endpoint: dict[str, Any] | None = None
+    info: InstanceInfo  # as registered, without `load`
+    draining: bool = False  # it takes no new requests
+    usable: bool = True  # it may get new requests
+    requests: float = 0.0  # requests placed there
+    queue_ms: float = 0.0  # milliseconds of work placed there
+    indexed_blocks: int = 0  # KV blocks that the index knows there
+    indexed_media: int = 0  # embeddings that the index knows there
 
 
-class ItemPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where an item's embeddings come from.
+class Workers(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Every worker of every model (`full`), or those that have come, changed or (`gone`) left since
+    the version that was asked for.
 
-    `encode`: `target` is to encode it. `pending`: another request has `target` encode it already.
-    `cached`: `target` holds it. `prefix`: the prefill worker holds the KV of its whole span.
-    `local`: the worker that prefills gets the media and encodes it, since no encoder is known or
-    all are busier than that worker (`target` None).
+    `version` is opaque: the `after` of the next question, which with `wait_s` is answered when
+    something changes, or then. Load is no change. After a restart of the master all is new.
     """
 
-    mm_hash: str
-    state: ItemState
-    target: Target | None = None
-
-
-class Placement(msgspec.Struct, omit_defaults=True):
-    """Where a request is to run."""
-
-    request_id: str  # as in the question
-    decode: Target  # worker that streams the answer
-    prefill: Target | None = None  # worker that computes the prompt; None: the decode worker does
-    encoders: list[ItemPlacement] = []  # where the embedding of each media item comes from
-    hit_tokens: int = 0  # prompt tokens whose KV the prefilling worker is expected to hold
-    ttft_ms: float = 0.0  # predicted milliseconds to the first token
-    queued_ms: float = 0.0  # milliseconds that the request waited in the master's queue
-    debug: dict[str, Any] | None = None  # the numbers behind the choice, if asked for
-
-
-class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stage is over: `encode` of `mm_hashes`, `prefill`, or the whole `request`.
-
-    `failed`: instance ids that refused, hung or broke while at it. `aborted`: it was given up, by
-    its client or at its deadline, so that nothing is known of those that were at it.
-
-    Timings, by which the master learns the rates of workers that do not measure themselves; 0 where
-    unknown. `elapsed_s`: what the call of the stage took, for `request` the decode call. `first_s`:
-    from that call to its first token. `output_tokens`: of the answer.
-    """
-
-    request_id: Name
-    stage: Stage = "request"
-    mm_hashes: Annotated[list[str], Meta(max_length=4096)] = []
-    failed: Annotated[list[str], Meta(max_length=1024)] = []
-    aborted: bool = False
-    elapsed_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    first_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    output_tokens: Count = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether the work of the stage was done."""
-        return not (self.failed or self.aborted)
-
-
-class FinishedReports(msgspec.Struct, frozen=True):
-    reports: Annotated[list[Finished], Meta(max_length=65536)]
+    version: str
+    full: bool = False
+    workers: list[WorkerView] = []
+    gone: list[str] = []

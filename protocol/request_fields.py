@@ -17,7 +17,9 @@ Route = Literal[
     "classes", "similarity",
 ]  # fmt: skip
 State = Literal["works", "refused", "harmless"]
-BOTH: tuple[Route, ...] = ("chat", "completions")
+CHAT: tuple[Route, ...] = ("chat",)
+TEXT: tuple[Route, ...] = ("completions",)
+BOTH: tuple[Route, ...] = (*CHAT, *TEXT)
 
 
 @dataclass(frozen=True)

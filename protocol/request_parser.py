@@ -9,9 +9,8 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 from msgspec.structs import FieldInfo
 
-from protocol.decoding import accepted
+from protocol.decoding import accepted, refusal_of
 from protocol.errors import InvalidRequest
-from protocol.openai_refusals import refusal_of
 from protocol.request_fields import RequestField, Route
 
 _S = TypeVar("_S", bound=msgspec.Struct)

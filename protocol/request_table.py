@@ -1,16 +1,16 @@
-"""The rows of `protocol.request_fields`: all fields of OpenAI's and vLLM's requests."""
+"""The rows of `protocol.request_fields`: all fields of OpenAI's and vLLM's requests; those that are
+honoured stand here, `protocol.unsupported_fields` has the others.
+"""
 
 from __future__ import annotations
 
 from protocol.agent_fields import AGENT_FIELDS
 from protocol.dialects import with_dialects
 from protocol.pooling_fields import POOLING_FIELDS
-from protocol.request_fields import Route, harmless, refused, works
+from protocol.request_fields import CHAT, TEXT, works
+from protocol.unsupported_fields import HARMLESS, REFUSED
 
-_CHAT: tuple[Route, ...] = ("chat",)
-_TEXT: tuple[Route, ...] = ("completions",)
 _FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-_RENDER = "Read by vLLM's render routes only."
 
 WORKS = (
     works(
@@ -18,9 +18,9 @@ WORKS = (
         "The conversation; content is text or parts: text, image_url, video_url, input_audio,"
         " audio_url.",
         [],
-        routes=_CHAT,
+        routes=CHAT,
     ),
-    works("prompt", "A text, texts, token ids, or lists of token ids.", "Hi", routes=_TEXT),
+    works("prompt", "A text, texts, token ids, or lists of token ids.", "Hi", routes=TEXT),
     works("model", "A name that is served; left out: the model that is served.", "m"),
     works("stream", "Answer by server-sent events.", True),
     works(
@@ -30,13 +30,13 @@ WORKS = (
         {"include_usage": True},
     ),
     works("max_tokens", "Output tokens at most; 0 only where the prompt is scored.", 4),
-    works("max_completion_tokens", "As max_tokens, before which it goes.", 4, routes=_CHAT),
+    works("max_completion_tokens", "As max_tokens, before which it goes.", 4, routes=CHAT),
     works("n", "Choices, 1 to 128.", 2),
     works(
         "best_of",
         "Choices to compute, of which the n with the highest mean log-probability are answered.",
         3,
-        routes=_TEXT,
+        routes=TEXT,
     ),
     works(
         "use_beam_search",
@@ -81,10 +81,10 @@ WORKS = (
         "logprobs",
         "Show log-probabilities of the output's tokens with 0 to 20 alternatives.",
         0,
-        routes=_TEXT,
+        routes=TEXT,
     ),
-    works("logprobs", "Show log-probabilities of the output's tokens.", True, routes=_CHAT),
-    works("top_logprobs", "Alternatives, 0 to 20, beside logprobs: true.", 2, routes=_CHAT),
+    works("logprobs", "Show log-probabilities of the output's tokens.", True, routes=CHAT),
+    works("top_logprobs", "Alternatives, 0 to 20, beside logprobs: true.", 2, routes=CHAT),
     works(
         "logprob_token_ids",
         "Up to 128 tokens whose log-probabilities are shown beside the alternatives of each token."
@@ -102,7 +102,7 @@ WORKS = (
         "The prompt before the output; with logprobs its log-probabilities too, and max_tokens may"
         " be 0.",
         True,
-        routes=_TEXT,
+        routes=TEXT,
     ),
     works("return_token_ids", "Token ids of prompt and output beside the text.", True),
     works("return_tokens_as_token_ids", "Tokens of logprobs as token_id:5.", True),
@@ -125,77 +125,75 @@ WORKS = (
     works("guided_regex", "A regular expression, as older vLLMs name it.", "a"),
     works("guided_choice", "Texts to choose from, as older vLLMs name it.", ["a"]),
     works("guided_grammar", "A grammar, as older vLLMs name it.", 'start: "a"'),
-    works("tools", "Functions that the model may call.", [_FUNCTION], routes=_CHAT),
-    works("tool_choice", "none, auto, required, or a function by name.", "none", routes=_CHAT),
-    works("parallel_tool_calls", "false: one call at most.", False, routes=_CHAT),
-    works("documents", "Handed to the chat template.", [{"title": "t", "text": "x"}], routes=_CHAT),
+    works("tools", "Functions that the model may call.", [_FUNCTION], routes=CHAT),
+    works("tool_choice", "none, auto, required, or a function by name.", "none", routes=CHAT),
+    works("parallel_tool_calls", "false: one call at most.", False, routes=CHAT),
+    works("documents", "Handed to the chat template.", [{"title": "t", "text": "x"}], routes=CHAT),
     works(
         "reasoning_effort",
         "Handed to the chat template, where one that knows no efforts leaves it.",
         "low",
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works(
         "include_reasoning",
         "false leaves out the reasoning that is read from the text.",
         False,
-        routes=_CHAT,
+        routes=CHAT,
     ),
-    works("verbosity", "Handed to the chat template, as reasoning_effort.", "low", routes=_CHAT),
-    works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=_CHAT),
+    works("verbosity", "Handed to the chat template, as reasoning_effort.", "low", routes=CHAT),
+    works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=CHAT),
     works(
         "mm_processor_kwargs",
         "How large pictures and a clip's frames become: min_pixels and max_pixels, or size, as"
         " transformers takes them, but not larger than without; and which frames of a clip are"
         " taken: fps, or num_frames at most. For Qwen's models.",
         {"max_pixels": 65536},
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works(
         "media_io_kwargs",
         "Which frames of a clip are taken: video has fps, or num_frames at most, or both, of which"
         " the fewer are taken. mm_processor_kwargs go before it.",
         {"video": {"fps": 1}},
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works(
         "chat_template",
         "A Jinja template instead of the model's own, where --trust-request-chat-template is set.",
         "{{ messages[0].content }}",
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works(
         "user_template",
         "As chat_template, which goes before it, for RTP-LLM's clients.",
         "{{ messages[0].content }}",
-        routes=_CHAT,
+        routes=CHAT,
     ),
-    works("template_key", "Which of the model's templates writes the chat.", "tool", routes=_CHAT),
-    works(
-        "enable_thinking", "Handed to the chat template, as RTP-LLM has it.", False, routes=_CHAT
-    ),
+    works("template_key", "Which of the model's templates writes the chat.", "tool", routes=CHAT),
+    works("enable_thinking", "Handed to the chat template, as RTP-LLM has it.", False, routes=CHAT),
     works(
         "extra_configs",
         "RTP-LLM's generate_config, where the request's own fields do not say the same. A member"
         " that is not honoured is refused by its name.",
         {"max_new_tokens": 4},
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works(
-        "add_generation_prompt", "Whether an answer begins; true if left out.", False, routes=_CHAT
+        "add_generation_prompt", "Whether an answer begins; true if left out.", False, routes=CHAT
     ),
     works(
         "continue_final_message",
         "Go on with the last message; needs add_generation_prompt: false.",
         True,
-        routes=_CHAT,
+        routes=CHAT,
     ),
     works("service_tier", "auto or any other; the answer says default, the only one.", "auto"),
     works("priority", "Lower runs earlier, not below --min-priority.", 1),
     works("cache_salt", "Shares cached prefixes with requests of the same salt only.", "s"),
     works("request_id", "As the header X-Request-Id, which goes before it.", "r"),
     works("session_id", "As the header X-Session-Id, which goes before it.", "s"),
-    works("chat_id", "As session_id, which goes before it.", "s", routes=_CHAT),
+    works("chat_id", "As session_id, which goes before it.", "s", routes=CHAT),
     works("ec_transfer_params", "vLLM's EPD protocol: where embeddings are.", {}),
     works(
         "kv_transfer_params",
@@ -204,69 +202,6 @@ WORKS = (
     ),
 )
 
-REFUSED = (
-    refused("suffix", "the models here complete a prompt at its end.", "x", "", routes=_TEXT),
-    refused("watermarking", "outputs carry no mark.", True, False),
-    refused(
-        "repetition_detection", "use frequency_penalty or max_tokens.", {"max_pattern_size": 3}
-    ),
-    refused("thinking_token_budget", "use max_tokens.", 5, -1),
-    refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
-    refused("logits_processors", "requests bring no code.", ["x"], []),
-    refused("prompt_embeds", "a prompt is text or token ids.", "AAAA", "", [], routes=_TEXT),
-    refused("routed_experts_prompt_start", "routed experts are not answered.", 3, 0),
-    refused("guided_whitespace_pattern", "use structured_outputs.whitespace_pattern.", "a"),
-    refused("media_io_kwargs", "a text has no clips.", {"video": {"fps": 1}}, {}, routes=_TEXT),
-    refused(
-        "mm_processor_kwargs",
-        "a text has no pictures.",
-        {"max_pixels": 4096},
-        {},
-        routes=_TEXT,
-    ),
-    refused("functions", "use tools.", [{"name": "f"}], [], routes=_CHAT),
-    refused("function_call", "use tool_choice.", {"name": "f"}, "none", "auto", routes=_CHAT),
-    refused("modalities", "answers are text.", ["text", "audio"], ["text"], [], routes=_CHAT),
-    refused("audio", "answers are text.", {"voice": "x", "format": "wav"}, routes=_CHAT),
-    refused("web_search_options", "nothing is searched here.", {}, routes=_CHAT),
-    refused("moderation", "nothing is moderated here.", {"model": "m"}, routes=_CHAT),
-    refused(
-        "return_prompt_text", "use return_token_ids and /detokenize.", True, False, routes=_CHAT
-    ),
-    refused("echo", "of completions only.", True, False, routes=_CHAT),
-    refused("debug_info", "use /v1/chat/render.", True, False, routes=_CHAT),
-    refused("aux_info", "use usage, and Server-Timing.", True, False, routes=_CHAT),
-    refused("json_format", "use response_format.", True, False, routes=_CHAT),
-    refused("logprobs_mode", "there is one.", "original", "default", routes=_CHAT),
-    refused("thinking_budget", "use max_tokens.", 5, routes=_CHAT),
-    refused("no_stop_trim", "use include_stop_str_in_output.", True, False),
-    refused("return_hidden_states", "use the pooling routes.", True, False),
-    refused("separate_reasoning", "use include_reasoning.", False, True, routes=_CHAT),
-    refused("stream_reasoning", "use include_reasoning.", False, True, routes=_CHAT),
-)
-
-HARMLESS = (
-    harmless("user", "Who asks is told by the Authorization header.", "u"),
-    harmless("safety_identifier", "As user.", "u", routes=_CHAT),
-    harmless("metadata", "Nothing is kept.", {"a": "b"}),
-    harmless("store", "Nothing is kept.", True, routes=_CHAT),
-    harmless("prompt_cache_key", "Prefixes are found by their content.", "k", routes=_CHAT),
-    harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}, routes=_CHAT),
-    harmless("prompt_cache_retention", "As prompt_cache_key.", "24h", routes=_CHAT),
-    harmless(
-        "prediction", "Would only be faster.", {"type": "content", "content": "x"}, routes=_CHAT
-    ),
-    harmless("stream_interval", "Chunks come as tokens do.", 4),
-    harmless("spaces_between_special_tokens", "Fast tokenizers have none to leave out.", False),
-    harmless("guided_decoding_backend", "There is one, llguidance.", "auto"),
-    harmless("trace_id", "X-Request-Id names a request.", "t", routes=_CHAT),
-    harmless("private_request", "No log has what a request says.", True, routes=_CHAT),
-    harmless("extend_fields", "Of RTP-LLM's logs only.", {"a": 1}, routes=_CHAT),
-    harmless("master_info", "Each request is placed anew.", {"a": 1}, routes=_CHAT),
-    harmless("return_token_offsets", _RENDER, True),
-    harmless("mm_payload", _RENDER, "none"),
-    harmless("return_mm_kwargs", _RENDER, False),
-)
 
 FIELDS = with_dialects((*WORKS, *REFUSED, *HARMLESS))
 """Of chats and completions."""

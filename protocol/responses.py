@@ -37,7 +37,7 @@ class TextOptions(msgspec.Struct):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """None means that the client left a field out."""
+    """Each field has its row in `protocol.agent_fields`; None means that the client left it out."""
 
     input: str | list[Json]
     model: str | None = None

@@ -74,29 +74,29 @@ class ResponseError(msgspec.Struct):
 class ResponseAnswer(msgspec.Struct, kw_only=True):
     """A response: what the model said, then what the request asked for."""
 
-    id: str
+    id: str  # by which later requests go on from it
     object: Literal["response"]
     created_at: int  # seconds since 1970
     status: Status
-    model: str
-    output: list[MessageItem | ReasoningItem | CallItem]
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
-    usage: ResponseUsage | None
+    model: str  # as the client named it
+    output: list[MessageItem | ReasoningItem | CallItem]  # items, in order
+    error: ResponseError | None  # why it has failed
+    incomplete_details: IncompleteDetails | None  # why it ends early
+    usage: ResponseUsage | None  # None until it ends
     instructions: str | None
     max_output_tokens: int | None
-    metadata: dict[str, str]
+    metadata: dict[str, str]  # as the client gave it
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: Json
-    store: bool
+    store: bool  # whether it is kept here
     temperature: float | None
     text: Json
     tool_choice: str | Json
     tools: list[Json]
     top_p: float | None
     truncation: Literal["auto", "disabled"]
-    user: str | None
+    user: str | None  # as the client gave it
 
 
 class ResponseEvent(msgspec.Struct):

@@ -99,7 +99,7 @@ _REFUSED: Mapping[str, tuple[str, Any]] = MappingProxyType(
 )
 
 
-def fields_of(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def config_fields(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of an OpenAI request that ask for what `config` asks for, unchecked.
 
     `where` is the field that holds the config, which `InvalidRequest` names with its member.

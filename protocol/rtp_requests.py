@@ -18,7 +18,7 @@ from protocol.openai import (
     decode_chat,
     decode_completion,
 )
-from protocol.rtp_config import fields_of, name_in
+from protocol.rtp_config import config_fields, name_in
 
 RAW_PATH = "/"
 MAX_PROMPTS = 128
@@ -30,38 +30,33 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class RawRequest:
-    """One raw request.
+    """One raw request."""
 
-    `requests`: one a prompt; chats, if the prompt is a list of messages. `images`: URLs, by prompt.
-    `batch`: whether it came as prompt_batch; `several`: whether num_return_sequences was given.
-    `incremental`: whether the events of a stream have the new text alone. `timeout_s`: as the
-    config's timeout_ms says. `pixels`: min_pixels and max_pixels of the config.
-    """
-
+    # one a prompt; chats, if the prompt is a list of messages
     requests: list[CompletionRequest | ChatCompletionRequest]
-    images: list[list[str]]
-    batch: bool
-    several: bool
-    stream: bool
-    incremental: bool
-    aux_info: bool
-    output_ids: bool
-    input_ids: bool
-    timeout_s: float | None
-    pixels: dict[str, Any] | None
+    images: list[list[str]]  # URLs, by prompt
+    batch: bool  # whether it came as prompt_batch
+    several: bool  # whether num_return_sequences was given
+    stream: bool  # whether the answer is streamed
+    incremental: bool  # whether events have the new text alone
+    aux_info: bool  # whether lengths and times are told
+    output_ids: bool  # whether the output's tokens are told
+    input_ids: bool  # whether the prompt's are
+    timeout_s: float | None  # as the config's timeout_ms says
+    pixels: dict[str, Any] | None  # min_pixels and max_pixels of the config
 
 
 class _Flags(msgspec.Struct):
     """Members of the config that are about the answer's form."""
 
-    yield_generator: bool | None = None
-    is_streaming: bool | None = None
-    return_incremental: bool | None = None
-    aux_info: bool | None = None
-    return_output_ids: bool | None = None
-    return_input_ids: bool | None = None
-    timeout_ms: int | None = None
-    num_return_sequences: int | None = None
+    yield_generator: bool | None = None  # stream the answer
+    is_streaming: bool | None = None  # the same under another name
+    return_incremental: bool | None = None  # only new text in each event
+    aux_info: bool | None = None  # lengths and times beside the text
+    return_output_ids: bool | None = None  # the output's tokens beside the text
+    return_input_ids: bool | None = None  # the prompt's tokens
+    timeout_ms: int | None = None  # 0 and less: none
+    num_return_sequences: int | None = None  # choices
 
 
 def decode_raw(data: bytes) -> RawRequest:
@@ -71,7 +66,9 @@ def decode_raw(data: bytes) -> RawRequest:
     config = _config_of(body)
     flags = converted(config, _Flags, "generate_config", "generate_config.")
     timeout = flags.timeout_ms or 0
-    fields = fields_of({k: v for k, v in config.items() if k != "timeout_ms"}, "generate_config")
+    fields = config_fields(
+        {k: v for k, v in config.items() if k != "timeout_ms"}, "generate_config"
+    )
     stream = bool(body.get("stream") or flags.yield_generator or flags.is_streaming)
     batch = "prompt_batch" in body
     if batch and stream:
@@ -151,6 +148,7 @@ def _request(
     if not chat and not isinstance(prompt, str):
         raise InvalidRequest("a prompt must be a text or a list of messages", param="prompt")
     name = "messages" if chat else "prompt"
+    # A text has no template; RTP-LLM's clients send these with every prompt.
     if not chat and "chat_template_kwargs" in fields:
         fields = {k: v for k, v in fields.items() if k != "chat_template_kwargs"}
     data = msgspec.json.encode({name: prompt, **fields})

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 import yaml
 
 from protocol.errors import ConfigError
-from protocol.options import Rule, checked, help_of, option, rule_of, sections
+from protocol.options import Rule, checked, help_of, rule_of, sections
 
 _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
 NAMESPACE = "TRIPTYCH_NAMESPACE"  # read by connectors, in every role
 _MODEL_WORD = "model as a word"  # as in vllm serve MODEL
-NO_URLS = ("", "none", "disable", "disabled")
 _SIMILAR = 0.9  # a slip of the pen; no two options of different roles are that close
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 logger = logging.getLogger(__name__)
@@ -242,22 +241,3 @@ def describe(config: Any) -> str:
 
 def _shown(value: Any, rule: Rule) -> str:
     return repr("set" if value else "") if rule.secret else repr(value)
-
-
-def parse_urls(flag: str, text: str) -> list[str]:
-    """Comma-separated http(s) URLs without trailing slashes, each once; `ConfigError` otherwise."""
-    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{flag}: '{url}' is not an http(s) URL")
-    return list(dict.fromkeys(urls))
-
-
-def urls(help: str, default: str = "", unit: str = "URLs", **rule: Any) -> Any:
-    """An option that is a comma-separated list of http(s) URLs; none or disable for no URL."""
-    return option(default, help, unit, check=_check_urls, **rule)
-
-
-def _check_urls(text: str) -> None:
-    if text.strip().lower() not in NO_URLS:
-        parse_urls("", text)

@@ -48,18 +48,13 @@ class FrameSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One media item of a prompt and the span of placeholder tokens it fills.
+    """One media item of a prompt and the span of placeholder tokens it fills."""
 
-    `offset` and `length` count tokens of the expanded prompt, `length` those of placeholders alone;
-    the item's embeddings have exactly `length` rows. `grid` is the model's own (t, h, w) in
-    patches, () where the model has none.
-    """
-
-    mm_hash: str
-    modality: Modality
-    offset: Natural
-    length: Natural
-    grid: tuple[Positive, ...] = ()
+    mm_hash: str  # digest of bytes, processor and weights: the name of its embeddings
+    modality: Modality  # image, video or audio
+    offset: Natural  # of its first placeholder, in tokens of the expanded prompt
+    length: Natural  # placeholders, as many as its embeddings have rows
+    grid: tuple[Positive, ...] = ()  # the model's own (t, h, w) in patches, () where it has none
     # (least, most) area in pixels to resize it to, None for the model's own
     pixels: tuple[Positive, Positive] | None = None
     frames: FrameSampling | None = None  # of a clip: which are taken
@@ -190,11 +185,11 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     """One picture or clip to encode. Without `data` the encoder answers from its cache or not at
     all."""
 
-    mm_hash: str
-    modality: Modality
-    length: Natural
-    grid: tuple[Positive, ...] = ()
-    data: bytes | None = None
+    mm_hash: str  # as in `MMItem`
+    modality: Modality  # as in `MMItem`
+    length: Natural  # rows of its embeddings
+    grid: tuple[Positive, ...] = ()  # as in `MMItem`
+    data: bytes | None = None  # the file; None: only what is cached is wanted
     pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
     frames: FrameSampling | None = None  # as in `MMItem`
 

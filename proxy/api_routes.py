@@ -14,7 +14,7 @@ from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from proxy.fleet.admin_api import NamedWorker
 from proxy.page import routes as page
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
-from services.http.api_bodies import OBJECT, Bodies, Table
+from services.http.api_bodies import OBJECT, RouteBodies, Table
 from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 
 
@@ -42,49 +42,51 @@ class RelayedModels(msgspec.Struct):
 _OWN: Table = MappingProxyType(
     {
         **SERVING,
-        "GET /live": Bodies(),
-        "GET /health": Bodies(OBJECT, unwell=True),
-        f"GET {page.ABOUT}": Bodies(OBJECT),
-        f"GET {page.STAGES}": Bodies(OBJECT),
-        f"GET {page.FLEET}": Bodies(OBJECT),
-        f"GET {page.REQUESTS}": Bodies(OBJECT),
-        "GET /instances": Bodies(OBJECT),
-        "POST /instances": Bodies(OBJECT, NamedWorker),
-        "DELETE /instances": Bodies(OBJECT, NamedWorker),
+        "GET /live": RouteBodies(),
+        "GET /health": RouteBodies(OBJECT, unwell=True),
+        f"GET {page.ABOUT}": RouteBodies(OBJECT),
+        f"GET {page.STAGES}": RouteBodies(OBJECT),
+        f"GET {page.FLEET}": RouteBodies(OBJECT),
+        f"GET {page.REQUESTS}": RouteBodies(OBJECT),
+        "GET /instances": RouteBodies(OBJECT),
+        "POST /instances": RouteBodies(OBJECT, NamedWorker),
+        "DELETE /instances": RouteBodies(OBJECT, NamedWorker),
         **{
-            f"{method} {path}": Bodies(OBJECT, OBJECT, optional=True)
+            f"{method} {path}": RouteBodies(OBJECT, OBJECT, optional=True)
             for path in (*WORK_PATHS, *CACHE_PATHS)
             for method in ("GET", "POST")
         },
         **{
-            f"{route.method} {route.path}": Bodies(OBJECT, OBJECT, optional=True)
+            f"{route.method} {route.path}": RouteBodies(OBJECT, OBJECT, optional=True)
             for route in OPERATED
         },
     }
 )
 
 
-def _passed(route: PassedRoute) -> Bodies:
-    return Bodies(Any, None if route.method == "GET" else OBJECT, form=route.form)
+def _passed(route: PassedRoute) -> RouteBodies:
+    return RouteBodies(Any, None if route.method == "GET" else OBJECT, form=route.form)
 
 
 _RELAYED: Table = MappingProxyType(
     {
         **{f"{route.method} {route.path}": _passed(route) for route in PASSED},
-        f"POST {MESSAGES_PATH}": Bodies(Any, MessagesRequest, Any, error=Any, fields="messages"),
-        f"POST {MESSAGES_PATH}/count_tokens": Bodies(
+        f"POST {MESSAGES_PATH}": RouteBodies(
+            Any, MessagesRequest, Any, error=Any, fields="messages"
+        ),
+        f"POST {MESSAGES_PATH}/count_tokens": RouteBodies(
             Any, CountRequest, error=Any, fields="messages"
         ),
-        f"POST {RESPONSES_PATH}": Bodies(Any, ResponsesRequest, Any, fields="responses"),
-        **{f"{route.method} {route.path}": Bodies(OBJECT) for route in STORED},
-        f"POST {CHAT_PATH}": Bodies(
+        f"POST {RESPONSES_PATH}": RouteBodies(Any, ResponsesRequest, Any, fields="responses"),
+        **{f"{route.method} {route.path}": RouteBodies(OBJECT) for route in STORED},
+        f"POST {CHAT_PATH}": RouteBodies(
             RelayedCompletion, ChatCompletionRequest, RelayedCompletion, fields="chat"
         ),
-        f"POST {COMPLETIONS_PATH}": Bodies(
+        f"POST {COMPLETIONS_PATH}": RouteBodies(
             RelayedCompletion, CompletionRequest, RelayedCompletion, fields="completions"
         ),
-        "GET /v1/models": Bodies(RelayedModels),
-        "GET /v1/models/{model}": Bodies(RelayedCard),
+        "GET /v1/models": RouteBodies(RelayedModels),
+        "GET /v1/models/{model}": RouteBodies(RelayedCard),
     }
 )
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
-from protocol.pooling_requests import POOLING_PATHS
+from protocol.pooling import POOLING_PATHS
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from proxy.api_routes import bodies_of
@@ -32,6 +32,7 @@ from services.frontend.models import Models
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
+from services.http.answer_headers import RequestIdHeader
 from services.http.anthropic import messaging
 from services.http.api_docs import described
 from services.http.browsers import for_browsers
@@ -40,8 +41,7 @@ from services.http.pooling import pooling
 from services.http.records import Recorded
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
-from services.http.rtp_health import rtp_health
-from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
+from services.http.rtp_operations import EPLB_PATH, UPDATE_PATH, rtp_health
 from services.http.server import version
 from services.http.tokens import informing
 
@@ -111,7 +111,7 @@ def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway, siblings), access), gateway.config)
     paths = (*GENERATING_PATHS, *(POOLING_PATHS if pools(gateway) else ()))
-    return errors.RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
+    return RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
 
 
 def service_of(gateway: Gateway, models: Models) -> Service:

@@ -36,7 +36,7 @@ from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
 from services.frontend.render import Frontend
-from services.http.background import supervised
+from services.http.tasks import supervised
 
 logger = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, Any]]

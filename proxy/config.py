@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import parse_urls, urls
 from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
@@ -22,7 +23,6 @@ from protocol.options import (
     vllm_metrics_option,
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
-from protocol.settings import parse_urls, urls
 from proxy.flag_scopes import NOTES
 from proxy.model_options import ModelOptions
 from proxy.worker_urls import worker_urls

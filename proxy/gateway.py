@@ -25,10 +25,11 @@ from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline, ServedModel
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
-from services.http.traces import make_tracer
+from services.http.records import make_tracer
 
 
 @dataclass

@@ -16,8 +16,7 @@ from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.model_figures import ModelFigures
 from proxy.upstream.traffic import Traffic
-from services.http.histogram import LightHistogram
-from services.http.process_metrics import describe_process
+from services.http.metrics import LightHistogram, describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
 PREFIX = "triptych_proxy:"

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.histogram import GAPS, SECONDS, TOKENS, Histogram
 from protocol.request_record import RequestRecord
-from services.http.histogram import LightHistogram
+from services.http.metrics import LightHistogram
 
 _WHICH = "Of requests that succeeded; relayed ones are counted with --log-requests."
 _MOST = 64  # names, which clients choose

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import NO_URLS, parse_urls
 from protocol.options import option
-from protocol.settings import NO_URLS, parse_urls
 
 _SCHEME = "dns+http://"
 

@@ -27,8 +27,9 @@ from benchmarks.bench_master.memory import memory_rows
 from benchmarks.bench_master.open_loop import open_loop_rows
 from benchmarks.bench_master.restart import restart_rows
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
-from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
-from protocol.registry import Finished, InstanceRole
+from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_event_batch, encode_batch
+from protocol.placement import Finished
+from protocol.registry import InstanceRole
 from services.master.collector import calm
 from services.master.config import MasterConfig
 from services.master.master import Master
@@ -98,7 +99,7 @@ def ingestion_rows(blocks: int) -> list[Row]:
         batches = payloads(random.Random(SEED), blocks, encoding)
         start = time.thread_time()
         for payload in batches:
-            master.apply(info, decode_batch(payload))
+            master.apply(info, decode_event_batch(payload))
         rate = blocks / (time.thread_time() - start)
         rows.append(at_least(f"blocks/s ingested ({name})", rate, 1e5, 1))
     return rows

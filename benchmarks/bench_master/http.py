@@ -18,16 +18,14 @@ from benchmarks.bench_master.load import SEED, chains, requests_of, workers
 from protocol.event_frames import event_frames
 from protocol.generate import MSGPACK
 from protocol.kv_events import BlockStored, encode_batch
-from protocol.registry import (
+from protocol.placement import (
     FINISHED_PATH,
-    REGISTER_PATH,
     SCHEDULE_PATH,
     Finished,
     FinishedReports,
-    InstanceInfo,
-    InstanceRole,
     ScheduleRequest,
 )
+from protocol.registry import REGISTER_PATH, InstanceInfo, InstanceRole
 
 RTP_WORKERS: dict[InstanceRole, int] = {"prefill": 750, "decode": 500}
 HTTP_BLOCKS = 100_000

@@ -3,7 +3,8 @@
 import random
 
 from protocol.kv_events import EventSource
-from protocol.registry import InstanceInfo, InstanceRole, Load, Rates, ScheduleRequest
+from protocol.placement import ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceRole, Load, Rates
 
 CHAIN = 125
 PROMPT_BLOCKS = 100

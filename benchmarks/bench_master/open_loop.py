@@ -34,16 +34,15 @@ from benchmarks.bench_master.http import (
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
 from benchmarks.bench_master.sampled_master import REST
 from benchmarks.common.rows import Row
-from protocol.registry import (
+from protocol.placement import (
     FINISHED_PATH,
-    REGISTER_PATH,
     SCHEDULE_PATH,
     Finished,
     FinishedReports,
-    InstanceRole,
     Placement,
     ScheduleRequest,
 )
+from protocol.registry import REGISTER_PATH, InstanceRole
 
 WORKERS: dict[InstanceRole, int] = {"prefill": 600, "decode": 400}
 CONNECTIONS = 128

@@ -18,9 +18,10 @@ from PIL import Image
 from protocol.keys import mm_hash
 from protocol.openai import decode_chat
 from protocol.types import FinishReason, RequestOutput
-from services.frontend.answering import Answering
+from services.frontend.answers.answering import Answering
 from services.frontend.options import FrontendOptions
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 
 STEPS = 64
 _WORDS = "What is in this picture, and how many of them are there? "

@@ -44,7 +44,8 @@ from benchmarks.common.rows import Row, at_most
 from protocol.openai import decode_chat
 from protocol.types import EncodeItem, GenerateRequest, SamplingParams
 from services.frontend.options import FrontendOptions
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 
 HIDDEN_BAR = 0.8
 FIRST_BAR = 1.5

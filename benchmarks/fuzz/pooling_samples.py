@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.soak.stack import MODEL
-from protocol.pooling_requests import (
+from protocol.pooling import (
     CLASSIFY_PATH,
     EMBEDDINGS_PATHS,
     POOLING_PATH,

@@ -13,23 +13,23 @@ from benchmarks.soak.stack import MODEL
 from protocol.anthropic import MESSAGES_PATH
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
+from protocol.placement import FINISHED_PATH, SCHEDULE_PATH
 from protocol.refs import KVRef
 from protocol.registry import (
     DEREGISTER_PATH,
     DRAIN_PATH,
-    FINISHED_PATH,
     HEARTBEAT_PATH,
     REGISTER_PATH,
-    SCHEDULE_PATH,
+    SUSPECT_PATH,
+    WORKERS_PATH,
 )
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
-from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH
 from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from services.http.admin import LOG_LEVEL_PATH
 from services.http.rtp_frontend import ALIAS_PATH
-from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
+from services.http.rtp_operations import EPLB_PATH, UPDATE_PATH
 from services.master.api import busy, roles
 
 _CONSUMER = "tcp://127.0.0.1:9"

@@ -22,7 +22,7 @@ from benchmarks.fuzz.samples import MASTERS_OWN
 from benchmarks.soak.stack import MODEL, Service, connector_flags, service
 from connectors.config import namespace_dir
 from protocol.fleet_key import FleetKey
-from protocol.pooling_requests import POOLING_PATHS
+from protocol.pooling import POOLING_PATHS
 
 FLEET = FleetKey("the-key-of-the-attacked")
 ADMIN = "the-admin-of-the-attacked"

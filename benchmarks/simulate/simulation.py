@@ -19,12 +19,7 @@ from benchmarks.simulate.records import Record, Shape, Span
 from benchmarks.simulate.virtual_master import VirtualMaster
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.errors import TriptychError
-from protocol.registry import (
-    Finished,
-    MediaNeed,
-    Placement,
-    ScheduleRequest,
-)
+from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig

@@ -9,7 +9,8 @@ from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.worker import Worker
 from protocol.kv_events import CacheEvent, EventBatch, EventSource
-from protocol.registry import Finished, Heartbeat, InstanceInfo
+from protocol.placement import Finished
+from protocol.registry import Heartbeat, InstanceInfo
 from services.master.config import MasterConfig
 from services.master.master import Master
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 
 from protocol.decoding import accepted
-from protocol.ec_push import consumer_addresses
+from protocol.encoder_cache import consumer_addresses
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.logs import worker_line
 from protocol.registry import Url
@@ -24,7 +24,7 @@ from proxy.fleet.worker import Instance, WorkingRole, stage_of
 from proxy.upstream.client import UpstreamClient
 from services.http.admin import check_admin_key, log_levels
 from services.http.bodies import read_body
-from services.http.process_state import process_state
+from services.http.metrics import process_state
 
 logger = logging.getLogger(__name__)
 _PATH = "/instances"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.ec_push import is_consumer_address, split_addresses
+from protocol.encoder_cache import is_consumer_address, split_addresses
 from protocol.errors import ConfigError
-from protocol.settings import NO_URLS
+from protocol.flag_lists import NO_URLS
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.worker_urls import split_urls

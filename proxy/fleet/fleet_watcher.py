@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from protocol.logs import worker_line
-from protocol.registry import InstanceInfo, InstanceRole
+from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
 from protocol.types import Role
-from protocol.worker_views import WORKERS_PATH, Workers, WorkerView
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.rendered_models import RenderedModels
 from proxy.fleet.worker import Instance, stage_of

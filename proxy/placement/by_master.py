@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, TriptychError, Unavailable
-from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
+from protocol.placement import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet

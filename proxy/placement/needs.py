@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
-from protocol.registry import MediaNeed
+from protocol.placement import MediaNeed
 from protocol.types import GenerateRequest
 from proxy.placement.planner import Need
 from services.frontend.render import Frontend

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.registry import MediaNeed
+from protocol.placement import MediaNeed
 from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.worker import Instance

@@ -9,8 +9,8 @@ import time
 from collections import deque
 
 from protocol.errors import TriptychError
-from protocol.registry import FINISHED_PATH, Finished, FinishedReports, LeaseAnswer
-from protocol.worker_views import SUSPECT_PATH, Suspected
+from protocol.placement import FINISHED_PATH, Finished, FinishedReports
+from protocol.registry import SUSPECT_PATH, LeaseAnswer, Suspected
 from proxy.placement.master_client import MasterClient
 
 _TOGETHER_S = 0.01

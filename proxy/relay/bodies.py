@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from protocol.bounds import check_priority
 from protocol.errors import InvalidRequest
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.media import EncodedMedia, MediaItem, Reference, media_of, replaced
 from proxy.upstream.answer import Body
-from services.frontend.priority import check_priority
 
 _MARKS = (b'_url"', b'input_audio"')
 _REMOTE_DECODE = {

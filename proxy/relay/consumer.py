@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.ec_push import RANK_HEADER
+from protocol.encoder_cache import RANK_HEADER
 from protocol.types import Role
 from proxy.fleet.worker import Instance
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from protocol.ec_params import is_mm_hash
-from protocol.ec_push import for_encoder
+from protocol.encoder_cache import for_encoder, is_mm_hash
 from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from protocol.ec_push import ITEMS, TRANSFER_ID
+from protocol.encoder_cache import ITEMS, TRANSFER_ID
 
 MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}

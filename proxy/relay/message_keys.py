@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from protocol.registry import MediaNeed
+from protocol.placement import MediaNeed
 from proxy.placement.planner import Need
 from proxy.relay.bodies import RequestBody, digest_of
 

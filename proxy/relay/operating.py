@@ -19,7 +19,7 @@ from proxy.upstream.patience import Patience
 from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from services.http.admin import check_admin_key
 from services.http.openai import JSON
-from services.http.rtp_updates import Adapters, rtp_updates
+from services.http.rtp_operations import Adapters, rtp_updates
 from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 20

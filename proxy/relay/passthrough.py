@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request, Response
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
-from protocol.pooling import PoolingParams, check_task
-from protocol.pooling_requests import POOLING_PATHS
+from protocol.pooling import POOLING_PATHS, PoolingParams, check_task
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
@@ -30,10 +29,10 @@ from proxy.relay.worker_headers import for_worker
 from proxy.request_state import Caller
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
-from services.frontend.anthropic.answer import error_of
+from services.frontend.anthropic.answer import message_error
+from services.http.bodies import counted
 from services.http.browsers import is_form, not_form
 from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of, deadline_of
-from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON
 from services.http.responses import no_response
@@ -272,7 +271,7 @@ def _whole(answer: Answer) -> Response:
 def _failed(path: str, error: TriptychError) -> bytes:
     """The event that ends a stream in which an error happened."""
     if path == MESSAGES_PATH:
-        return b"event: error\n" + sse(msgspec.json.encode(error_of(error)))
+        return b"event: error\n" + sse(msgspec.json.encode(message_error(error)))
     return error_event(error)
 
 

@@ -26,9 +26,9 @@ from proxy.upstream.alarm import Alarm
 from proxy.upstream.http1 import CONTINUE
 from proxy.upstream.known_heads import KnownHeads
 from services.http.client_bounds import TooSlow
-from services.http.intake import LARGE
 from services.http.listener import Listener
-from services.http.raw_answer import http_response
+from services.http.raw_writes import http_response
+from services.http.turns import LARGE
 
 _LARGE = 1 << 20
 _KNOWN_HEADS = 2

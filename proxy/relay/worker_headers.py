@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from services.http.errors import drawn_id
+from services.http.answer_headers import drawn_id
 from services.http.records import traced_headers
 
 _MAX_ID = 128

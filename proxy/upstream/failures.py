@@ -20,9 +20,9 @@ from protocol.errors import (
     Unavailable,
     UpstreamError,
     from_openai,
+    is_own_shortage,
 )
 from protocol.fleet_key import refuses_key
-from protocol.shortage import is_own_shortage
 from proxy.upstream.answer import Answer
 from proxy.upstream.reach import UNREACHABLE
 

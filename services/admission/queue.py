@@ -9,14 +9,44 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
-from services.admission.service_rate import ServiceRate
 from services.admission.ticket import DEFAULT_PRIORITY, OutcomeT, RequestT, Ticket
 
-_NEWCOMERS = 32
-_ACCOUNTS = 1024
+_KEPT = 0.98  # of what was learnt, with each one that leaves: some fifty count
+_NEWCOMERS = 32  # lanes for tenants that were not served before
+_ACCOUNTS = 1024  # lanes without a ticket whose share is remembered
 _ROUNDING_MS = 1e-3
-_A_FEW = 32
+_A_FEW = 32  # tickets that may wait before a rate is known
+# No API key has this name.
 _STRANGERS = "\0strangers"
+
+
+class ServiceRate:
+    """The time between two that leave a queue, learnt only while a request waits: else it would be
+    the rate of arrivals. They may leave in bursts. Times are of the caller's clock and unit."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._spent = 0.0
+        self._left = 0.0
+
+    def begin(self, now: float) -> None:
+        """A request waits, and none did before."""
+        self._since = now
+
+    def leave(self, now: float) -> None:
+        """One more has left since a request began to wait."""
+        self._spent = self._spent * _KEPT + now - self._since
+        self._left = self._left * _KEPT + 1.0
+        self._since = now
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody has left yet."""
+        return self._left > 0.0
+
+    def wait(self, before: int) -> float:
+        """How long so many take to leave; 0 while nothing is known."""
+        return before * self._spent / self._left if self._left else 0.0
 
 
 @dataclass
@@ -33,16 +63,18 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     clock.
     """
 
-    limit: int
-    timeout_ms: float
-    wait_ms: float = math.inf
-    _rate: ServiceRate = field(default_factory=ServiceRate)
+    limit: int  # tickets that may wait
+    timeout_ms: float  # the longest wait
+    wait_ms: float = math.inf  # the longest wait that is foreseen where more are taken
+    _rate: ServiceRate = field(default_factory=ServiceRate)  # how fast tickets are served
+    # by priority and lane, the oldest ticket first
     _lanes: dict[int, dict[str, deque[Ticket[RequestT, OutcomeT]]]] = field(default_factory=dict)
-    _waiting: Counter[str] = field(default_factory=Counter)
+    _waiting: Counter[str] = field(default_factory=Counter)  # tickets that wait, by lane
+    # virtual start time of each lane, in prompt tokens
     _served: dict[str, float] = field(default_factory=dict)
-    _floor: float = 0.0
-    _newcomers: int = 0
-    _count: int = 0
+    _floor: float = 0.0  # virtual time: a lane that comes back begins here
+    _newcomers: int = 0  # lanes that were begun before they had been served
+    _count: int = 0  # tickets in all lanes
 
     def __len__(self) -> int:
         return self._count
@@ -112,6 +144,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             and lanes
             and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
         ):
+            # The youngest: it has waited least.
             victim = lanes[longest][-1]
             self.remove(victim)
             message = "the queue is full and another request goes first"
@@ -158,6 +191,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     def serve(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         """The ticket waits no more, and its lane has had its turn."""
         self._rate.leave(now_ms)
+        # Virtual time never goes back: an idle lane saves up no share.
         self._floor = max(self._floor, self._served[ticket.lane])
         self._served[ticket.lane] += ticket.cost
         self._served.setdefault(ticket.tenant, self._served[ticket.lane])

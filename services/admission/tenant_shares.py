@@ -50,4 +50,5 @@ class TenantShares:
         """It has ended."""
         self._under_way[tenant] -= 1
         if not self._under_way[tenant]:
+            # Names are given by clients: none may stay.
             del self._under_way[tenant]

@@ -1,4 +1,5 @@
-"""Where a model lies: a directory, the demonstration model of this package, the hub's cache."""
+"""Where a model lies and what its weights are called: a directory, the demonstration model of this
+package, the hub's cache."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ def _may_be_hub_name(path: Path) -> bool:
         not path.is_absolute()
         and len(parts) == 2
         and parts[0] not in (".", "..", "~")
+        # models/typo is a slip if models/ is there.
         and not (path.parent.exists())
     )
 
@@ -65,3 +67,12 @@ def _snapshot(model: Path) -> Path | None:
         return versions[0] if len(versions) == 1 else None
     found = model / "snapshots" / commit
     return found if found.is_dir() else None
+
+
+def weights_name(path: Path) -> str:
+    """The hub's name if the path is in its cache, else the directory's own."""
+    resolved = path.resolve()
+    hub = resolved.parent.parent.name
+    if resolved.parent.name == "snapshots" and hub.startswith("models--"):
+        return hub.removeprefix("models--").replace("--", "/")
+    return resolved.name

@@ -12,6 +12,7 @@ from typing import Any
 from protocol.errors import ConfigError
 from protocol.keys import model_revision
 from protocol.pooling import Pooler
+from services.frontend.model_folder import weights_name
 
 NAMED_TOKENS = (
     "bos_token",
@@ -87,7 +88,7 @@ class ModelInfo:
         generation = _read(path / "generation_config.json")
         return ModelInfo(
             path=path,
-            name=_name(path),
+            name=weights_name(path),
             revision=model_revision(path),
             config=config,
             processor=_image_processor(path, processor_config, processor_overrides or {}),
@@ -124,15 +125,6 @@ def _text_config(config: Json) -> Json:
     return {**assumed, **config}
 
 
-def _name(path: Path) -> str:
-    """The hub's name if the path is in its cache, else the directory's own."""
-    resolved = path.resolve()
-    hub = resolved.parent.parent.name
-    if resolved.parent.name == "snapshots" and hub.startswith("models--"):
-        return hub.removeprefix("models--").replace("--", "/")
-    return resolved.name
-
-
 def _image_processor(path: Path, around: Json, overrides: Mapping[str, Any]) -> Json | None:
     """Its options, or those of an audio model's feature extractor; transformers lets the nested
     form win over the file of its own."""
@@ -154,6 +146,7 @@ def clip_processor(path: Path) -> Json | None:
 
 def _special_tokens(path: Path, tokenizer_config: Json) -> dict[str, str]:
     legacy = _read(path / "special_tokens_map.json")
+    # transformers reads the older file only where the newer one lacks.
     values = {} if "added_tokens_decoder" in tokenizer_config else legacy
     found = {name: values.get(name, tokenizer_config.get(name)) for name in NAMED_TOKENS}
     return {

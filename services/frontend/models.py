@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from protocol.errors import ConfigError, ModelNotFound
 from protocol.openai_answers import ModelCard, ModelList
 from services.frontend.config import FrontendConfig
+from services.frontend.media.store import MediaStore
 from services.frontend.render import Frontend
-from services.frontend.spill import MediaStore
 
 
 class Models:
@@ -44,6 +44,7 @@ class Models:
     def of(self, name: str | None) -> Frontend:
         """The frontend for a request that names a model or a LoRA adapter. A frontend judges names
         itself where it is the only one, otherwise `ModelNotFound`."""
+        # With one model its own frontend refuses, and knows adapters that came later.
         if not (name and self.several):
             return self.first
         found = self._by_name.get(name) or self._with_adapter(name)

@@ -9,9 +9,9 @@ from protocol.bounds import MOST_RATE
 from protocol.options import count, option, seconds, size
 from protocol.pooling import TASKS
 from services.frontend.config import FrontendConfig, MediaConfig
+from services.frontend.media.pixel_bounds import parse_kwargs
 from services.frontend.model_folder import find_model
 from services.frontend.parsing.choosing import AUTO, THINKING_NAMES, TOOL_NAMES
-from services.frontend.pixel_bounds import parse_kwargs
 
 
 @dataclass(frozen=True)

@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
-from protocol.ec_params import MAX_NAME_CHARS, by_content
-from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
-from protocol.request_record import RequestRecord
-from protocol.types import FrameSampling, GenerateRequest, Modality, SamplingParams
-from services.frontend.call_grammar import after_reasoning, grammar_for
-from services.frontend.chat_text import ChatText
+from protocol.types import FrameSampling, Modality
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
-from services.frontend.guard import Guard
-from services.frontend.items import ItemLoader
-from services.frontend.lookups import ANONYMOUS, Caller
-from services.frontend.messages import read_messages
+from services.frontend.grammars.calls import after_reasoning
+from services.frontend.media.items import ItemLoader
+from services.frontend.media.lookups import ANONYMOUS, Caller
+from services.frontend.media.store import MediaStore
 from services.frontend.model_info import ModelInfo
 from services.frontend.parsing.choosing import Parsers
-from services.frontend.pooler import with_pooler
-from services.frontend.pooling import PoolingInputs
-from services.frontend.priority import check_priority
-from services.frontend.prompt import PromptMaker, prompts_of
-from services.frontend.raw_prompts import RawPrompts
-from services.frontend.request_templates import RequestTemplates
-from services.frontend.sampling import fit, sampling_params
-from services.frontend.served_names import ServedNames
-from services.frontend.spec import OutputSpec, describe_output
-from services.frontend.spill import MediaStore
-from services.frontend.template import ChatTemplate
+from services.frontend.pooling.inputs import PoolingInputs
+from services.frontend.pooling.model import with_pooler
+from services.frontend.prompts.chat_text import ChatText
+from services.frontend.prompts.guard import Guard
+from services.frontend.prompts.maker import PromptMaker, check_untruncated, prompts_of, truncated
+from services.frontend.prompts.messages import read_messages
+from services.frontend.prompts.other_templates import RequestTemplates
+from services.frontend.prompts.raw import RawPrompts
+from services.frontend.prompts.template import ChatTemplate
+from services.frontend.requests import RequestMaker, ServedNames
+from services.frontend.spec import RenderedRequest, describe_output
 from services.frontend.tokenizer import Tokenizer
-from services.frontend.tool_use import ToolUse, tool_use
-from services.frontend.truncation import check_untruncated, truncated
+from services.frontend.tool_use import tool_use
 
-_NO_TOOLS = ToolUse()
 _END_TOKENS = 16  # tokens of a prompt's end that are looked at
-
-
-@dataclass(frozen=True)
-class RenderedRequest:
-    """`media`: bytes by mm_hash of the items that came with their picture; items that are only
-    referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
-    gave none. `tenant` and `session` name who asks and in what conversation.
-    `record`: what is noted of the request on its way. `model`: the first name of the model that it
-    is rendered for, "" for the server's first model.
-    """
-
-    generate: GenerateRequest
-    media: Mapping[str, bytes]
-    output: OutputSpec
-    tenant: str = ""
-    session: str = ""
-    uuids: Sequence[str | None] = ()
-    record: RequestRecord = field(default_factory=RequestRecord)
-    model: str = ""
 
 
 class Frontend:
@@ -95,13 +68,14 @@ class Frontend:
             vocab_size=info.vocab_size,
             answers=info.pooler is None,
         )
-        self._raw = RawPrompts(
-            self._items, self._prompts, placeholders.get("image"), self._checked, self._generate
-        )
-        self.pooling = PoolingInputs(
-            info, tokenizer, self._prompts, guard, self._checked, self._generate
-        )
         self.served = ServedNames(config, info.max_model_len)
+        self._requests = RequestMaker(
+            config, info, tokenizer, self._prompts, self._chat_text, self.served
+        )
+        self._raw = RawPrompts(
+            self._items, self._prompts, placeholders.get("image"), self._requests
+        )
+        self.pooling = PoolingInputs(info, tokenizer, self._prompts, guard, self._requests)
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
     @staticmethod
@@ -152,7 +126,7 @@ class Frontend:
         asks; the work done for one caller at a time is bounded.
         """
         use = tool_use(request)
-        sampling = await self._checked(request, use)
+        sampling = await self._requests.checked(request, use)
         asked = self._items.asked(request.mm_processor_kwargs, request.media_io_kwargs)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
@@ -172,7 +146,7 @@ class Frontend:
             add_special_tokens=bool(request.add_special_tokens),
         )
         token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)
-        generate = self._generate(request, request_id, token_ids, sampling, "messages")
+        generate = self._requests.made(request, request_id, token_ids, sampling, "messages")
         generate.mm_items = [
             item.at(offset, gaps)
             for item, offset, gaps in zip(items, prompt.offsets, prompt.gaps, strict=True)
@@ -181,6 +155,7 @@ class Frontend:
         prompt_end = self.tokenizer.decode(
             prompt.token_ids[-_END_TOKENS:], skip_special_tokens=False
         )
+        # By the prompt's end: many templates open the reasoning themselves.
         reading = self._chat_text.reading(request, use, prompt_end)
         if held_to := generate.sampling.grammar:
             held_to = after_reasoning(held_to, reading, self.tokenizer)
@@ -204,7 +179,7 @@ class Frontend:
         The text of a prompt is taken as it is, special tokens in it included, for it has no chat
         template around it; tokens that stand for media are refused.
         """
-        sampling = await self._checked(request)
+        sampling = await self._requests.checked(request)
         prompts = prompts_of(request.prompt)
         rendered = []
         for index, prompt in enumerate(prompts):
@@ -214,7 +189,7 @@ class Frontend:
             special = request.add_special_tokens is not False
             given = await self._prompts.of_completion(prompt, param, add_special_tokens=special)
             token_ids = truncated(request, given, self.info.max_model_len)
-            generate = self._generate(request, name, token_ids, sampling, param)
+            generate = self._requests.made(request, name, token_ids, sampling, param)
             if index:
                 # An answer has room for one handle: the others' KV could not be fetched.
                 generate.kv_transfer_params = None
@@ -250,53 +225,3 @@ class Frontend:
         )
         uuids = [None] * len(generate.mm_items)
         return RenderedRequest(generate, media, spec, uuids=uuids, model=self.name)
-
-    async def _checked(
-        self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS
-    ) -> SamplingParams:
-        """What can be checked before media are fetched."""
-        if (request.model or "") not in self.served:
-            raise ModelNotFound(f"model: '{request.model}' is not served here", param="model")
-        if len(request.cache_salt or "") > MAX_NAME_CHARS:
-            raise InvalidRequest(
-                f"cache_salt must not have more than {MAX_NAME_CHARS} characters",
-                param="cache_salt",
-            )
-        check_priority(request.priority, self.config.min_priority)
-        return sampling_params(
-            request,
-            room=self.info.max_model_len,
-            vocab_size=self.info.vocab_size,
-            defaults=self.info.generation_defaults,
-            tokenizer=self.tokenizer,
-            grammar=await grammar_for(
-                request, use, self._chat_text.form(request, use), self.tokenizer
-            ),
-        )
-
-    def _generate(
-        self,
-        request: ChatCompletionRequest | CompletionRequest,
-        request_id: str,
-        token_ids: list[int],
-        sampling: SamplingParams,
-        param: str,
-    ) -> GenerateRequest:
-        room = self._prompts.room_beside(len(token_ids), param)
-        return GenerateRequest(
-            request_id=request_id,
-            token_ids=token_ids,
-            sampling=fit(
-                sampling,
-                request,
-                room=room,
-                limit=self.info.max_model_len,
-                defaults=self.info.generation_defaults,
-            ),
-            model=request.model or self.name,
-            adapter_revision=self.served.adapters.get(request.model or "", ""),
-            priority=request.priority,
-            cache_salt=request.cache_salt or "",
-            kv_transfer_params=request.kv_transfer_params,
-            ec_transfer_params=by_content(request.ec_transfer_params),
-        )

@@ -11,14 +11,20 @@ import msgspec
 from protocol.bounds import within_bounds
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
+from protocol.sampling_checks import check_sampling
 from protocol.types import GREEDY_BELOW, SamplingParams
-from protocol.vocabulary import check_sampling
-from services.frontend.beams import with_beams
-from services.frontend.scoring import check_scoring, echoes, is_scored_only, scored
+from services.frontend.special_sampling import (
+    check_scoring,
+    echoes,
+    is_scored_only,
+    scored,
+    top_logprobs,
+    with_beams,
+)
 from services.frontend.tokenizer import Tokenizer
 
 MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+MAX_STOP_CHARS = 1024  # of each: so much text may be held back
 MAX_BIAS = 100
 _SHOWN = 32
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on to the model's limit
@@ -40,6 +46,7 @@ def sampling_params(
     """
     check_scoring(request)
     temperature = _number(request, defaults, "temperature", 1.0)
+    # Dividing logits by less than that overflows; vLLM takes it for greedy too.
     temperature = 0.0 if abs(temperature) < GREEDY_BELOW else temperature
     sampling = within_bounds(
         SamplingParams(
@@ -136,6 +143,7 @@ def _top_k(request: SharedFields, defaults: Mapping[str, Any]) -> int:
 def _seed(seed: int | None, *, greedy: bool) -> int | None:
     """The client's seed, or one drawn here so that the request can be replayed."""
     if seed is None:
+        # 53 bits: clients in JavaScript read numbers as doubles.
         return None if greedy else secrets.randbits(53)
     return seed
 
@@ -179,6 +187,7 @@ def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple
                 " characters",
                 param="bad_words",
             )
+        # Within a sentence most tokenizers have the blank in the word's first token.
         for spelled in (word, f" {word.lstrip()}"):
             found[tuple(tokenizer.encode(spelled))] = None
     return tuple(found)
@@ -214,7 +223,7 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     """Alternatives to compute: choices that are ranked need those that are not shown."""
-    shown = _top_logprobs(request)
+    shown = top_logprobs(request)
     ranked = isinstance(request, CompletionRequest) and _choices(request) != (request.n or 1)
     return 0 if ranked and shown is None else shown
 
@@ -222,25 +231,10 @@ def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
 def _named(request: ChatCompletionRequest | CompletionRequest) -> tuple[int, ...]:
     """Tokens whose log-probabilities are asked for, each once."""
     named = request.logprob_token_ids or ()
-    if named and _top_logprobs(request) is None:
+    if named and top_logprobs(request) is None:
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
     if named and echoes(request):
         raise InvalidRequest(
             "logprob_token_ids cannot be combined with echo", param="logprob_token_ids"
         )
     return tuple(dict.fromkeys(named))
-
-
-def shown_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """Alternatives to show per token of the output, named ones included, None for no
-    log-probabilities."""
-    top = _top_logprobs(request)
-    return None if top is None else top + len(set(request.logprob_token_ids or ()))
-
-
-def _top_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    if isinstance(request, CompletionRequest):
-        return request.logprobs
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return (request.top_logprobs or 0) if request.logprobs else None

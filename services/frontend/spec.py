@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest
 from services.frontend.parsing.reading import Reading
-from services.frontend.sampling import shown_logprobs
-from services.frontend.scoring import echoes, is_scored_only
+from services.frontend.special_sampling import echoes, is_scored_only, shown_logprobs
 
 _PLAIN = Reading()
 
@@ -94,3 +94,20 @@ def describe_output(
         reading=reading,
         show_reasoning=not isinstance(request, ChatCompletionRequest) or request.include_reasoning,
     )
+
+
+@dataclass(frozen=True)
+class RenderedRequest:
+    """A request as the rest of a server sees it."""
+
+    generate: GenerateRequest  # what a worker is asked
+    # bytes by mm_hash of items that came with their medium; references are not in it
+    media: Mapping[str, bytes]
+    output: OutputSpec  # what the answer must be like
+    tenant: str = ""  # who asks: a digest of the API key, "" for none
+    session: str = ""  # the conversation, "" for none
+    # the client's names of `generate.mm_items`, None where it gave none
+    uuids: Sequence[str | None] = ()
+    # what is noted of the request on its way
+    record: RequestRecord = field(default_factory=RequestRecord)
+    model: str = ""  # first name of the model it is rendered for, "" for the server's first

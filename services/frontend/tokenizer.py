@@ -28,6 +28,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend) -> None:
+        # tokenizer.json may have been saved with a length to cut or pad to.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -63,6 +64,7 @@ class Tokenizer:
         """Token ids of `text`; special tokens in it become themselves. `InvalidRequest` for what
         the tokenizer cannot take in, as megabytes of blanks."""
         with _refusing_panics():
+            # The fast way leaves offsets out, which few callers need.
             encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded[0].ids
 
@@ -96,6 +98,7 @@ class Tokenizer:
         if token_id not in self._added:
             if self._bytes is not None:
                 return bytes(self._bytes[char] for char in token if char in self._bytes)
+            # Byte fallback, as SentencePiece writes it: <0x0A>.
             if len(token) == 6 and token.startswith("<0x"):
                 return bytes.fromhex(token[3:5])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

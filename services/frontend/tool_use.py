@@ -15,8 +15,8 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, SharedFields
 from services.frontend.parsing.base import Function
 
-MAX_CALLS = 128
-MAX_FORCED_CALLS = 16
+MAX_CALLS = 128  # of an answer; a model that repeats itself makes no more
+MAX_FORCED_CALLS = 16  # each makes the grammar longer
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES = ("none", "auto", "required")
 
@@ -74,6 +74,7 @@ def tool_use(request: SharedFields) -> ToolUse:
         return ToolUse()
     functions = [_defined(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
     choice = _choice(request.tool_choice)
+    # They are not even shown: a model that sees tools calls them anyway.
     if choice.mode == "none":
         return ToolUse()
     forced = choice.mode == "required"

@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError
 from protocol.errors import InvalidRequest, RateLimited, Unavailable
 from services.http.bodies import STALL_S, Bodies
 
-_PLACES = 32
-_PATIENCE_S = 60.0
-_RETRY_AFTER_S = 1.0
+_PLACES = 32  # messages that are received at a time
+_PATIENCE_S = 60.0  # seconds
+_RETRY_AFTER_S = 1.0  # seconds
 
 
 class Intake:
@@ -69,6 +69,7 @@ class Intake:
             try:
                 claim.add(len(data))
             except Unavailable as error:
+                # RESOURCE_EXHAUSTED: the server is well, its callers send too much at once.
                 raise RateLimited(error.message, retry_after_s=_RETRY_AFTER_S) from None
             claim.complete()
             yield _parsed(data, kind)
@@ -104,6 +105,7 @@ class Intake:
     async def _place(self) -> AsyncGenerator[None, None]:
         self._waiting += 1
         try:
+            # Only now: as long as a place is free a slow client harms no other.
             if self._places.locked():
                 self._hurry()
             async with asyncio.timeout(self._patience_s):

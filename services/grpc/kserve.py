@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
-from services.frontend.output import Gain
-from services.frontend.render import RenderedRequest
+from services.frontend.answers.output import Gain
+from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
-from services.grpc.kserve_answers import config_of, end_of, metadata_of, piece_of, response_of
+from services.grpc.kserve_answers import config_of, end_of, model_metadata, piece_of, response_of
 from services.grpc.kserve_requests import Form, Inference, read
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.server import (
@@ -27,13 +27,15 @@ from services.grpc.server import (
     methods,
     refuse,
     told,
+    within,
 )
 from services.http.deadline import Deadline
 from services.http.openai import Service
 from services.http.server import version
+from services.http.tasks import all_of
 
 SERVICE = "inference.GRPCInferenceService"
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # of one request
 _NAMES_AT_ONCE = 4
 
 
@@ -49,6 +51,7 @@ class KServe:
 
     def handler(self) -> Any:
         """For a gRPC server."""
+        # Places of its own: calls without a key must not take those of requests.
         named = Intake(self._service.bodies, _NAMES_AT_ONCE)  # needs no key
 
         def about(work: Unary, response: Any) -> Any:
@@ -84,7 +87,7 @@ class KServe:
 
     async def metadata(self, request: pb.ModelName, context: Context) -> pb.ModelMetadata:
         self._served(request.name)
-        return metadata_of(request.name)
+        return model_metadata(request.name)
 
     async def config(self, request: pb.ModelName, context: Context) -> pb.ModelConfigResponse:
         self._served(request.name)
@@ -103,10 +106,9 @@ class KServe:
                     raise InvalidRequest("the call has no message")
                 asked = await self._asked(message, context, streams=False)
             del message
-            async with _within(asked.deadline):
+            async with within(asked.deadline):
                 room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-                works = (self._whole(prompt, room) for prompt in asked.prompts)
-                answers = await _all(works)
+                answers = await all_of(self._whole(prompt, room) for prompt in asked.prompts)
         choices = [choice for answer in answers for choice in answer]
         return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
@@ -144,7 +146,7 @@ class KServe:
                 counted.enter_context(self._service.admitted())
                 asked = await self._asked(message, context, streams=True)
             del message
-            async with _within(asked.deadline):
+            async with within(asked.deadline):
                 if not asked.form.stream:
                     (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
                     yield response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
@@ -153,6 +155,8 @@ class KServe:
                 left = asked.prompts[0].output.n
                 async with contextlib.aclosing(gains) as steps:
                     async for gain in steps:
+                        # The last piece is marked: the stream's connection stays open for further
+                        # requests.
                         left -= gain.finish_reason is not None
                         if gain.text or gain.finish_reason is not None:
                             final = not left and not asked.form.empty_end
@@ -168,7 +172,7 @@ class KServe:
                 "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
             )
         deadline = self._deadline(wanted.form, context)
-        async with _within(deadline):
+        async with within(deadline):
             prompts = await self._rendered(wanted, deadline)
         if streams and len(prompts) != 1:
             raise InvalidRequest("text_input: a stream takes one text", param="text_input")
@@ -233,22 +237,3 @@ class _Named:
     id: str = ""
     received: bool = False
     later: bool = False
-
-
-@contextlib.asynccontextmanager
-async def _within(deadline: Deadline) -> AsyncGenerator[None, None]:
-    try:
-        async with asyncio.timeout(deadline.left_s):
-            yield
-    except TimeoutError:
-        raise deadline.exceeded() from None
-
-
-async def _all(works: Any) -> list[list[tuple[str, str]]]:
-    """All at once; the first failure ends them."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.frontend.output import Gain
+from services.frontend.answers.output import Gain
 from services.grpc.kserve_requests import FINISH, TEXT, Form
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.tensors import packed
@@ -10,7 +10,7 @@ from services.grpc.tensors import packed
 _PLATFORM, _VERSION = "triptych", "1"
 
 
-def metadata_of(model: str) -> pb.ModelMetadata:
+def model_metadata(model: str) -> pb.ModelMetadata:
     """The tensors that a request may have, and those of an answer."""
     return pb.ModelMetadata(
         name=model,
@@ -64,6 +64,7 @@ def response_of(wanted: Form, texts: list[str], finishes: list[str]) -> pb.Infer
 def piece_of(wanted: Form, gain: Gain, *, final: bool) -> pb.InferResponse:
     """A piece of a streamed answer; `final`: the last one."""
     response = response_of(wanted, [gain.text], [gain.finish_reason or ""])
+    # Triton's mark: one request of a stream has any number of responses.
     response.parameters["triton_final_response"].bool_param = final
     response.parameters["index"].int64_param = gain.index
     return response

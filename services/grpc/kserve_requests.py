@@ -84,6 +84,7 @@ def read(message: pb.InferRequest, names: tuple[str, ...]) -> Inference:
     parameters = {name: parameter(value) for name, value in message.parameters.items()}
     own = {name: value for name, value in parameters.items() if name not in _PROTOCOL}
     fields = {**({"echo": True} if given.echo else {}), **given.fields, **own}
+    # The input `streaming` says whether it is streamed.
     fields.pop("stream", None)
     prompt = given.prompts if len(given.prompts) > 1 else given.prompts[0]
     body = msgspec.json.encode({**fields, "prompt": prompt, "model": message.model_name})
@@ -93,6 +94,7 @@ def read(message: pb.InferRequest, names: tuple[str, ...]) -> Inference:
         message.id,
         given.stream,
         _outputs(message),
+        # Microseconds, as Triton has it.
         int(timeout) / 1e6 if isinstance(timeout, int) and timeout > 0 else None,
         bool(parameters.get("triton_enable_empty_final_response")),
     )
@@ -123,6 +125,7 @@ def _exclude(given: _Read, message: pb.InferRequest, index: int) -> None:
 
 def _image(given: _Read, message: pb.InferRequest, index: int) -> None:
     given.images = [
+        # A URL has its scheme at once, base64 has no colon.
         element if ":" in element[:16] else f"data:image/*;base64,{element}"
         for element in texts(message, index)
     ]

@@ -15,10 +15,10 @@ import msgspec
 
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import CompletionRequest, decode_completion
-from protocol.rtp_config import fields_of
-from services.frontend.output import Gain
-from services.frontend.render import RenderedRequest
-from services.frontend.rtp_answer import code_of
+from protocol.rtp_config import config_fields
+from services.frontend.answers.output import Gain
+from services.frontend.answers.rtp import code_of
+from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
 from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
@@ -66,6 +66,7 @@ class RtpModel:
                     async for answer in answers:
                         yield answer
         except TriptychError as error:
+            # RTP-LLM's clients read its own code from the status' details.
             details = pb.ErrorDetails(error_code=code_of(error), error_message=told(error))
             trailing = ((_DETAILS, details.SerializeToString()),)
             await refuse(context, error, trailing)
@@ -115,7 +116,7 @@ def request_of(message: pb.GenerateInput) -> CompletionRequest:
     """The request as ours; `InvalidRequest` names the field at fault."""
     if not message.token_ids:
         raise InvalidRequest("token_ids must not be empty", param="token_ids")
-    fields = fields_of(_config_of(message.generate_config), "generate_config")
+    fields = config_fields(_config_of(message.generate_config), "generate_config")
     body = {**fields, "prompt": list(message.token_ids)}
     return decode_completion(msgspec.json.encode(body))
 
@@ -130,8 +131,10 @@ def _config_of(config: pb.GenerateConfig) -> dict[str, Any]:
             found[field.name] = [list(row.values) for row in value.rows]
         else:
             found[field.name] = value.value
+    # proto3 sends no zeros: a temperature of 0 looks as if it were left out.
     for name in ("temperature", "do_sample"):
         found.setdefault(name, getattr(config, name))
+    # The deadline has it already.
     found.pop("timeout_ms", None)
     return found
 
@@ -174,6 +177,7 @@ class _Answer:
         longest = max(map(len, self._new))
         flat = array("i")
         for ids in self._new:
+            # A tensor has one length; clients drop end tokens.
             flat.extend([*ids, *[self._pad] * (longest - len(ids))])
         shape = [len(self._new), 1, longest]
         tensor = pb.Tensor(

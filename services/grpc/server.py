@@ -18,13 +18,14 @@ from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
 from services.grpc.intake import Intake
 from services.http.access import Access
+from services.http.deadline import Deadline
 from services.http.server import announce
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Check = Callable[[Context], TriptychError | None]
 Unary = Callable[[Any, Context], Awaitable[Any]]
-_AS = "/v1/completions"
-_GRACE_S = 5.0
+_AS = "/v1/completions"  # the route whose keys a call needs
+_GRACE_S = 5.0  # seconds that calls under way may take to end
 _CODES = MappingProxyType(
     {
         400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
@@ -55,6 +56,7 @@ async def serving(
         options=[
             ("grpc.max_receive_message_length", bounds.max_bytes),
             ("grpc.max_send_message_length", bounds.max_bytes),
+            # Else two processes on one port would each get a part of the calls, unseen.
             ("grpc.so_reuseport", 0),
             # What no handler reads yet stays with its client, but for 64 KiB of each call.
             ("grpc.http2.bdp_probe", 0),
@@ -67,6 +69,7 @@ async def serving(
             bound = server.add_secure_port(address, _credentials(tls))
         else:
             bound = server.add_insecure_port(address)
+    # All that the library raises for an address, without a reason.
     except RuntimeError:
         raise ConfigError(f"{name} gRPC: cannot listen on {address}") from None
     await server.start()
@@ -125,7 +128,10 @@ def checked(access: Access) -> Check:
     def check(context: Context) -> TriptychError | None:
         if not access.closed:
             return None
-        fleet, client = metadata_of(context, HEADER.lower()), metadata_of(context, "authorization")
+        fleet, client = (
+            call_metadata(context, HEADER.lower()),
+            call_metadata(context, "authorization"),
+        )
         return access.judge(_AS, fleet, client, method="POST")
 
     return check
@@ -138,6 +144,7 @@ def methods(service: str, handlers: dict[str, Any]) -> Any:
 
 def empty_handler(work: Callable[[Context], Awaitable[Any]], response: Any) -> Any:
     """Of a method whose message says nothing, and is never received."""
+    # As a stream: gRPC reads the one message of other methods before it asks the handler.
     return grpc.stream_unary_rpc_method_handler(unary(work), None, response.SerializeToString)
 
 
@@ -151,9 +158,19 @@ def message_handler(work: Unary, intake: Intake, request: Any, response: Any) ->
     return empty_handler(read, response)
 
 
-def metadata_of(context: Context, name: str) -> bytes:
+def call_metadata(context: Context, name: str) -> bytes:
     """A header of the call, b"" if there is none."""
     for key, value in context.invocation_metadata() or ():
+        # Names come in lower case.
         if key == name:
             return value if isinstance(value, bytes) else str(value).encode()
     return b""
+
+
+@contextlib.asynccontextmanager
+async def within(deadline: Deadline) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            yield
+    except TimeoutError:
+        raise deadline.exceeded() from None

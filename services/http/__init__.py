@@ -1,24 +1,37 @@
 """HTTP pieces that proxy, workers and master share: errors as answers, streams, a server's life.
 
-openai      the OpenAI routes, before a pipeline or an engine alike
-anthropic   Anthropic's Messages API
-responses   OpenAI's Responses API; response_store: what it goes on from
-tokens      the model and its tokenizer
-counting    requests counted in and out
-callers     what a request's headers say of who asks
-deadline    until when a request may take
-access      who may ask for what: the fleet's key, clients' keys
-browsers    what web pages may ask for
-errors      any error of the tree as an OpenAI error answer
-streams     answers that notice when the client leaves or does not read
-listener    a client connection, bounded in what its client can take time over
-accepting   connections taken while there is room for them
-open_files  how many there may be
-joined      an answer's head and body as one write
-tasks       how tasks are ended
-pace        how fast a queue moves
-lame_duck   how a server ends
-server      bind first, then serve until told to stop
-histogram   a histogram that costs little to observe
-background  loops that an error does not end
+Routes:
+openai          the OpenAI routes, before a pipeline or an engine alike
+anthropic       Anthropic's Messages API
+responses       OpenAI's Responses API; response_store: what it goes on from
+pooling         vectors, scores and classes; pooled: from body to vectors; pooling_forms: answers
+tokens          the models and their tokenizers
+rtp_frontend    RTP-LLM's frontend; rtp_raw: raw prompts; rtp_operations: health checks and updates
+admin           what the admin key allows to change
+api_docs        /docs and /openapi.json; api_bodies: its bodies; api_routes: those of all servers
+
+Of a request:
+callers         what its headers say of who asks
+deadline        until when it may take
+access          who may ask for what: the fleet's key, clients' keys
+browsers        what web pages may ask for
+bodies          counted in and out; the bytes of all bodies together bounded
+records         what is noted of it; tracing: the same as OpenTelemetry's spans
+errors          any error of the tree as an error answer
+answer_headers  what every answer says: the request's id, the worker's instance
+streams         answers that notice when the client leaves or does not read
+prompt_streams  one stream of the answers to several prompts
+
+Of a server:
+server          bind first, then serve until told to stop
+lame_duck       how a server ends
+accepting       connections taken while there is room for them
+open_files      how many there may be
+listener        a client connection, bounded in what its client can take time over
+client_bounds   these bounds
+turns           when requests begin, and large bodies are read
+raw_writes      what is written beside uvicorn
+tasks           how tasks are ended; loops that an error does not end
+metrics         a histogram that costs little to observe; what a process says of itself
+vllm_aliases    metrics under vLLM's names
 """

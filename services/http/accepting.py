@@ -18,8 +18,8 @@ from services.http.open_files import Room
 logger = logging.getLogger(__name__)
 BACKLOG = 4096  # the kernel takes net.core.somaxconn if that is less
 _AT_ONCE = 16  # in a turn of the loop, which streams under way wait for
-_LOOK_S = 0.05
-_SAID_AGAIN_S = 60.0
+_LOOK_S = 0.05  # while there is no room
+_SAID_AGAIN_S = 60.0  # a crowd that lasts is logged once a minute
 
 
 class Acceptor:
@@ -46,6 +46,7 @@ class Acceptor:
         self._opening: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0.0
+        # A connection in its TLS handshake has a file already, but no protocol that `room` sees.
         room.count(lambda: len(self._opening))
         listener.setblocking(False)
         listener.listen(BACKLOG)
@@ -69,13 +70,17 @@ class Acceptor:
         for _ in range(min(_AT_ONCE, self._room.left)):
             try:
                 connection, _ = self._listener.accept()
+            # A client that resets before it is accepted leaves nothing to close.
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
+            # EMFILE: the connection stays in the kernel's queue, so try again instead of spinning
+            # on it.
             except OSError as error:
                 self._pause(f"a connection cannot be accepted: {error.strerror or error}")
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._open(connection))
+            # The loop holds tasks weakly: without this set one could be collected in its handshake.
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         if self._room.left <= 0:

@@ -29,12 +29,13 @@ STATUS_PATHS = frozenset(
 is posted there is a prompt of RTP-LLM's clients."""
 _SAFE = ("GET", "HEAD")
 _FLEET_HEADER = HEADER.encode()
-_DETAILS = ("/health", "/metrics")
+_DETAILS = ("/health", "/metrics")  # name models, workers and load
 _FOR_CLIENTS = (
     "/", "/chat/completions", "/chat/render", "/tokenizer/encode", "/tokenize", "/detokenize",
     "/tokenizer_info", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", *_DETAILS,
 )  # fmt: skip
 LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+# Under /v1/, but weights of the operator are no business of clients.
 _FOR_OPERATORS = (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
 _SCHEME, _BEARER = b"bearer ", b"Bearer "
 
@@ -51,6 +52,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def _digest(self, key: bytes) -> bytes:
+        # With a secret of the process no client can aim at a digest that begins like a real one.
         return blake3(key, key=self._secret).digest()
 
     def refusal(self, authorization: bytes) -> Unauthorized | None:
@@ -111,6 +113,7 @@ class Gate:
         error = self._access.refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
+        # Load balancers look at the status; what stands in the body names the fleet.
         elif scope["path"] == "/health":
             await self._app(scope, receive, _without_body(send))
         else:

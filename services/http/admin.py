@@ -15,7 +15,7 @@ from protocol.logs import set_log_level
 from services.http.bodies import read_body
 
 LOG_LEVEL_PATH = "/set_log_level"
-_MAX_BODY = 1 << 12
+_MAX_BODY = 1 << 12  # bytes: `{"level": "warning"}` and no more
 
 
 class LogLevel(msgspec.Struct):

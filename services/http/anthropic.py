@@ -12,9 +12,9 @@ from protocol.anthropic import MESSAGES_PATH, CountRequest, decode_count, decode
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
 from services.frontend.anthropic.answer import MessageAnswer
-from services.frontend.anthropic.chats import as_of_message, chat_of
-from services.frontend.render import RenderedRequest
-from services.http.counting import counted
+from services.frontend.anthropic.chats import as_of_message, chat_of_message
+from services.frontend.spec import RenderedRequest
+from services.http.bodies import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
 from services.http.streams import EventStream, while_connected
@@ -35,6 +35,7 @@ def messaging(service: Service) -> APIRouter:
         if not rendered.output.stream:
             whole = await while_connected(request, answer.whole(answering, steps), deadline)
             return Response(msgspec.json.encode(whole), media_type=JSON)
+        # Awaited before the head is sent, so that a refusal still has a status of its own.
         first = await while_connected(request, anext(steps), deadline)
         events = answer.events(answering, first, steps)
         return EventStream(events, deadline=deadline, failed=answer.failed)
@@ -58,7 +59,7 @@ async def _rendered(
 
     def chat(body: bytes) -> ChatCompletionRequest:
         asked.append(decode(body))
-        return chat_of(asked[0])
+        return chat_of_message(asked[0])
 
     try:
         return await service.rendered_chat(request, chat)

@@ -22,15 +22,16 @@ ENDS = ("[DONE]", "[done]")
 """Data of the event that ends a stream; RTP-LLM's spelling is the second."""
 _REF = "#/components/schemas/{name}"
 _Json = dict[str, Any]
+# structs that keep unknown members
 _OPEN = ("ChatMessage", "ContentPart", "FunctionCall", "ToolCall")
 
 
 @dataclass(frozen=True)
-class Bodies:
+class RouteBodies:
     """Of one route. Types are what `msgspec` can describe; None is no body."""
 
-    answer: Any = None
-    request: Any = None
+    answer: Any = None  # 200; of a stream, the whole answer
+    request: Any = None  # of a POST
     events: Any = None  # one event of the stream that `stream: true` asks for
     error: Any = ErrorAnswer
     media: str = JSON  # of the answer
@@ -45,7 +46,7 @@ class Bodies:
                 yield kind
 
 
-Table = Mapping[str, Bodies]
+Table = Mapping[str, RouteBodies]
 """By method and path, as in `POST /v1/completions`."""
 
 
@@ -84,7 +85,7 @@ def _name_parameters(operation: _Json, name: str) -> None:
             known.append({"name": found, "in": "path", "required": True, "schema": shape})
 
 
-def _describe(operation: _Json, row: Bodies, shape_of: Mapping[Any, _Json]) -> None:
+def _describe(operation: _Json, row: RouteBodies, shape_of: Mapping[Any, _Json]) -> None:
     content: _Json = {}
     if row.answer is not None:
         content[row.media] = {"schema": shape_of[row.answer]}

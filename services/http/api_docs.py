@@ -86,6 +86,7 @@ def described(
     async def start() -> Response:
         return Response(_START, media_type="text/javascript", headers=dict(_HEADERS))
 
+    # A function of its own: a closure in the loop would see the last name only.
     def add(name: str, kind: str) -> None:
         async def show() -> Response:
             return Response(_content(name), media_type=kind, headers=dict(_HEADERS))

@@ -1,21 +1,25 @@
-"""The bytes of all requests that are being taken in, bounded."""
+"""Requests that are being taken in: counted from their headers on, and the bytes of all bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
 from services.http.client_bounds import TooSlow
-from services.http.intake import LARGE, Intake
+from services.http.turns import LARGE, BodyTurns
 
-STALL_S = 5.0
-_RETRY_AFTER_S = 1.0
+STALL_S = 5.0  # seconds without a byte after which a body may lose its room
+_RETRY_AFTER_S = 1.0  # room comes back as soon as bodies are rendered
 
 
 class Claim:
@@ -66,7 +70,7 @@ class Bodies:
         self.capacity = capacity
         self.clock = clock
         self.held = 0
-        self.intake = Intake()
+        self.intake = BodyTurns()
         self._stall_s = stall_s
         self._claims: dict[Claim, None] = {}
 
@@ -76,6 +80,7 @@ class Bodies:
         return claim
 
     def close(self, claim: Claim) -> None:
+        # A claim that was given up for others is closed once more by its own request.
         if claim in self._claims:
             del self._claims[claim]
             self.held -= claim.size
@@ -84,6 +89,7 @@ class Bodies:
         """Count bytes of `claim`; `Unavailable` if there is no room."""
         if self.held + size > self.capacity:
             self._give_up_stalled(self.held + size - self.capacity, claim)
+        # A body that has lost its room must not take room again.
         if claim not in self._claims or self.held + size > self.capacity:
             raise Unavailable(
                 f"requests of more than {self.capacity} bytes are being received",
@@ -98,6 +104,7 @@ class Bodies:
             other: other.stalled_since
             for other in self._claims
             if other is not claim
+            # One that holds nothing frees nothing.
             and other.size
             and other.stalled_since is not None
             and other.stalled_since <= limit
@@ -119,6 +126,7 @@ class Bodies:
         """
         patience = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
+        # `reschedule` to now ends the wait in the task that reads, which then answers 408 itself.
         claim = self.open(lambda: patience.reschedule(loop.time()))
         try:
             limit = self.largest if most is None else min(most, self.largest)
@@ -128,7 +136,7 @@ class Bodies:
 
 
 async def _whole(
-    request: Request, limit: int, claim: Claim, patience: asyncio.Timeout, intake: Intake
+    request: Request, limit: int, claim: Claim, patience: asyncio.Timeout, intake: BodyTurns
 ) -> bytes:
     try:
         async with patience:
@@ -171,3 +179,40 @@ async def read_body(
     if size > limit:
         raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
     return body.getvalue()
+
+
+Admitted = Callable[[], AbstractContextManager[None]]
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def counted(admitted: Admitted) -> Callable[[_Handler], _Handler]:
+    """For a route: `admitted` is entered while a request is here; what it raises is the answer. (A
+    dependency of FastAPI's would do at several times the cost.)"""
+
+    def wrap(handler: _Handler) -> _Handler:
+        @functools.wraps(handler)
+        async def work(request: Request) -> Response:
+            with ExitStack() as stack:
+                stack.enter_context(admitted())
+                response = await handler(request)
+                # Counted until the last byte is sent: a stream is under way long after its handler
+                # has returned.
+                return _Counted(response, stack.pop_all())
+
+        return work
+
+    return wrap
+
+
+class _Counted(Response):
+    """An answer that leaves `place` once it is sent, or cannot be."""
+
+    def __init__(self, response: Response, place: ExitStack) -> None:
+        self._response = response
+        self._place = place
+        self.background = response.background
+        self.raw_headers = response.raw_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await self._response(scope, receive, send)

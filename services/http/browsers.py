@@ -82,6 +82,7 @@ class StructuredOnly:
         content_type = headers.get(b"content-type", b"")
         if is_structured(content_type) or any(name in headers for name in _KEYS):
             return None
+        # A form sends no preflight, and neither does a body without a type.
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         if has_body and not (path.startswith(_FORMS) and is_form(content_type)):
             return not_json(content_type)
@@ -117,6 +118,7 @@ def cors_headers(options: CorsOptions, origin: bytes) -> tuple[tuple[bytes, byte
     if not origin or not (every or name in origins):
         return ()
     allowed = b"*" if every and not options.allow_credentials else origin
+    # `*` with credentials is refused by browsers: the origin itself is named then.
     found = [(b"access-control-allow-origin", allowed), (b"vary", b"Origin")]
     if options.allow_credentials:
         found.append((b"access-control-allow-credentials", b"true"))

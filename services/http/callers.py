@@ -9,14 +9,14 @@ from blake3 import blake3
 from starlette.requests import Request
 
 from protocol.errors import InvalidRequest
-from services.frontend.lookups import Caller
-from services.frontend.render import RenderedRequest
+from services.frontend.media.lookups import Caller
+from services.frontend.spec import RenderedRequest
 from services.http.deadline import Deadline
 from services.http.records import record_of
 
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"
-MAX_SESSION = 256
+MAX_SESSION = 256  # characters: it is kept by the master for each session
 
 
 def seconds_of(text: str) -> float:
@@ -25,6 +25,7 @@ def seconds_of(text: str) -> float:
         wanted = float(text)
     except ValueError:
         wanted = 0.0
+    # NaN is refused too: it is neither above nor below anything.
     if not 0.0 < wanted < float("inf"):
         raise InvalidRequest(
             "X-Request-Timeout must be a positive number of seconds", param="X-Request-Timeout"
@@ -60,4 +61,5 @@ def caller_of(request: Request) -> Caller:
 
 def _tenant(headers: Mapping[str, str]) -> str:
     given = headers.get("authorization") or headers.get("x-api-key", "")
+    # A digest: keys must not stand in logs, nor travel to the master.
     return blake3(given.encode()).hexdigest()[:16] if given else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
 
-MAX_HEAD = 1 << 16
+MAX_HEAD = 1 << 16  # bytes of request line and headers
 TOO_MUCH = "the headers of the request are too large"
 
 
@@ -22,17 +23,36 @@ class TooSlow(RequestError):
 
 @dataclass(frozen=True)
 class Pace:
-    """What is asked of a client's line: `grace_s`, and `bytes_per_s` on the whole after that."""
+    """What is asked of a client's line."""
 
-    grace_s: float = 60.0
-    bytes_per_s: float = 32 << 10
+    grace_s: float = 60.0  # seconds that any request may take
+    bytes_per_s: float = 32 << 10  # on the whole, after that
 
     def allowed_s(self, size: int) -> float:
         """Seconds that so many bytes may take."""
         return self.grace_s + size / self.bytes_per_s
 
 
+class TakingTimer:
+    """Cuts off a client that does not take in what has been written to it."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport, pace: Pace) -> None:
+        """Anew, for what waits in the transport's buffer."""
+        self.stop()
+        limit_s = pace.allowed_s(transport.get_write_buffer_size())
+        self._timer = asyncio.get_running_loop().call_later(limit_s, transport.abort)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 def framing_fits(size: int, body_size: int) -> bool:
     """Whether a request of `size` bytes with so large a body is no flood of headers, trailers and
     chunk extensions: no other limit counts them. Chunks of one byte are six bytes."""
+    # Of a body in chunks each byte may bring five more: size in hex, line ends.
     return size - body_size <= MAX_HEAD + 8 * body_size

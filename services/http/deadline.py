@@ -20,6 +20,7 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
+        # `time.monotonic`: a clock that is set does not end requests.
         return Deadline() if seconds is None else Deadline(time.monotonic() + seconds)
 
     @property
@@ -31,7 +32,9 @@ class Deadline:
         """The request with what is left as its deadline; `DeadlineExceeded` if that is nothing."""
         left = self.left_s
         if left == 0.0:
+            # Before a worker is asked: it would compute for nobody.
             raise self.exceeded()
+        # Seconds that are left, not a time of day: clocks of machines differ.
         return msgspec.structs.replace(request, deadline_s=left)
 
     @staticmethod

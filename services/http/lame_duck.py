@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-_LOOK_S = 0.05
-_LAST_WORDS_S, _HASTY_WORDS_S = 2.0, 0.2
+_LOOK_S = 0.05  # how often it is looked whether work has ended
+_LAST_WORDS_S, _HASTY_WORDS_S = 2.0, 0.2  # seconds to send errors in
 
 
 class LameDuck:
@@ -73,6 +73,7 @@ class LameDuck:
     def _left_s(self) -> float:
         """Of the time that what is under way has, which begins when it is first asked for."""
         now = asyncio.get_running_loop().time()
+        # One budget for handing over and finishing: supervisors kill after a fixed time.
         if self._until is None:
             self._until = now + self._shutdown_timeout_s
         return max(0.0, self._until - now)

@@ -11,16 +11,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.beginnings import caller_of
-from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
-from services.http.intake import LARGE
-from services.http.joined import JoinedWrites
-from services.http.raw_answer import http_response
-from services.http.shared_state import SharedState
+from services.http.client_bounds import TOO_MUCH, Pace, TakingTimer, TooSlow, framing_fits
+from services.http.raw_writes import JoinedWrites, http_response
+from services.http.turns import LARGE, SharedState, caller_key
 
 ABORT = "triptych.abort"
 ENDED = "triptych.ended"
-_UNUSED_S = 5.0
+_UNUSED_S = 5.0  # a connection opened ahead of need may wait so long in a crowd
 
 
 class Listener(HttpToolsProtocol):
@@ -49,7 +46,7 @@ class Listener(HttpToolsProtocol):
         self._read_since = 0.0
         self._read_size = self._body_size = 0
         self._read_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._taking = TakingTimer()
 
     @property
     def reading(self) -> bool:
@@ -84,7 +81,7 @@ class Listener(HttpToolsProtocol):
         self._begin_reading()
         self.transport.pause_reading()
         peer = self.transport.get_extra_info("peername") or ("",)
-        self._shared.beginnings.wait(caller_of(data, str(peer[0])), self._begin_postponed)
+        self._shared.beginnings.wait(caller_key(data, str(peer[0])), self._begin_postponed)
 
     def _begin_postponed(self) -> None:
         data, self._held = self._held, b""
@@ -102,17 +99,18 @@ class Listener(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held = b""
-        self._stop(self._read_timer)
-        self._stop(self._write_timer)
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._taking.stop()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self._write_timer = self._unless_taken()
+        self._taking.start(self.transport, self.pace)
         super().pause_writing()
 
     def resume_writing(self) -> None:
         if not self.transport.is_closing():
-            self._stop(self._write_timer)
+            self._taking.stop()
         super().resume_writing()
 
     # What the parser and uvicorn report.
@@ -163,7 +161,6 @@ class Listener(HttpToolsProtocol):
 
     @property
     def unused(self) -> bool:
-        """Whether nothing has ever come."""
         return self._fresh
 
     def end(self, error: TriptychError) -> None:
@@ -201,12 +198,7 @@ class Listener(HttpToolsProtocol):
         """Close once what has been written is taken, which must not last for ever."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._stop(self._write_timer)
-            self._write_timer = self._unless_taken()
-
-    def _unless_taken(self) -> asyncio.TimerHandle:
-        limit_s = self.pace.allowed_s(self.transport.get_write_buffer_size())
-        return self.loop.call_later(limit_s, self.transport.abort)
+            self._taking.start(self.transport, self.pace)
 
     def _begin_reading(self) -> None:
         """The clock starts anew; the timer is looked at when it rings: not one per request."""
@@ -256,8 +248,3 @@ class Listener(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.close()
-
-    @staticmethod
-    def _stop(timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()

@@ -13,6 +13,7 @@ SPARE = 64  # for logs, models, masters, probes and whatever else is opened whil
 
 def raise_limit() -> None:
     """Raise the soft limit of open files to the hard one, and log both."""
+    # Distributions keep the soft limit at 1024 for programs that use select().
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -47,6 +48,7 @@ class Room:
 def _limit(share: float) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
+        # Unlimited; a number all the same, since callers compare and multiply it.
         return 1 << 30
     return max(1, int((soft - open_now() - SPARE) * share))
 

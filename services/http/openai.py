@@ -17,26 +17,26 @@ from protocol.openai import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     ChatCompletionRequest,
-    decode_batch,
     decode_chat,
+    decode_chat_batch,
     decode_completion,
 )
 from protocol.openai_answers import Answer, encode
-from services.frontend.answering import Answering, Steps
-from services.frontend.merging import merge, merge_chats
+from services.frontend.answers.answering import Answering, Steps
+from services.frontend.answers.whole import merge, merge_chats
 from services.frontend.models import Models
-from services.frontend.render import RenderedRequest
-from services.http.bodies import Bodies
+from services.frontend.spec import RenderedRequest
+from services.http.answer_headers import drawn_id
+from services.http.bodies import Admitted, Bodies, counted
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.counting import Admitted, counted
 from services.http.deadline import Deadline
-from services.http.errors import drawn_id
 from services.http.prompt_streams import prompt_events
 from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
+from services.http.tasks import all_of
 
 JSON = "application/json"
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # of one request: a long list must not fill all workers
 _T = TypeVar("_T")
 
 
@@ -75,7 +75,7 @@ class Service:
         """The chats of a batch."""
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self.body(request, deadline) as body:
-            wanted, caller = decode_batch(body), caller_of(request)
+            wanted, caller = decode_chat_batch(body), caller_of(request)
             frontend = self.models.of(wanted[0].model)
             name = request_id(request, wanted[0].request_id)
             with record_of(request.scope).during("render"):
@@ -173,12 +173,7 @@ async def at_once(
         async with room:
             return await work(replace(prompt, generate=deadline.bounding(prompt.generate)))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prompt)) for prompt in prompts]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await all_of(one(prompt) for prompt in prompts)
 
 
 def generating(service: Service) -> APIRouter:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
 from fastapi import Request
-from numpy.typing import NDArray
 
 from protocol.errors import InternalError, InvalidRequest, from_info
 from protocol.openai import ChatCompletionRequest
-from protocol.openai_answers import PromptTokensDetails
-from protocol.pooling import PoolingParams, unpacked
-from protocol.pooling_answers import PoolingUsage, Vector
+from protocol.pooling import PoolingParams
 from protocol.pooling_requests import (
     EmbeddingRequest,
     Pair,
@@ -29,60 +24,20 @@ from protocol.pooling_requests import (
     numbered,
 )
 from protocol.types import GenerateRequest
-from services.frontend.pooling import PoolingInputs
-from services.frontend.render import Frontend, RenderedRequest
-from services.frontend.spec import OutputSpec
+from services.frontend.pooling.inputs import PoolingInputs
+from services.frontend.render import Frontend
+from services.frontend.spec import OutputSpec, RenderedRequest
 from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.deadline import Deadline
 from services.http.openai import Service, at_once, request_id
+from services.http.pooling_forms import Answered, Array
 from services.http.records import record_of
 from services.http.streams import while_connected
 
-_INPUTS_AT_ONCE = 32
+_INPUTS_AT_ONCE = 32  # of one request
 _INLINE_PAIRS = 256  # cosines that take a millisecond
-Array = NDArray[np.float64]
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=TextFields)
-
-
-class Answered:
-    """What the inputs of one request were answered, in their order. `labels`: of the model's
-    classes, in the order of each answer's numbers."""
-
-    def __init__(
-        self, request_id: str, model: str, created: int, labels: Sequence[str] = ()
-    ) -> None:
-        self.id, self.model, self.created = request_id, model, created
-        self.labels = labels
-        self.vectors: list[bytes] = []
-        self._prompt = self._cached = 0
-
-    def add(self, vector: bytes, prompt_tokens: int, cached_tokens: int) -> None:
-        self.vectors.append(vector)
-        self._prompt += prompt_tokens
-        self._cached += cached_tokens
-
-    @property
-    def size(self) -> int:
-        """Bytes of all vectors."""
-        return sum(map(len, self.vectors))
-
-    @property
-    def usage(self) -> PoolingUsage:
-        details = PromptTokensDetails(self._cached) if self._cached else None
-        return PoolingUsage(self._prompt, self._prompt, details)
-
-    def numbers(self) -> list[list[float]]:
-        return [unpacked(vector) for vector in self.vectors]
-
-    def arrays(self) -> list[Array]:
-        """float64[width] each."""
-        return [np.frombuffer(vector, "<f4").astype(np.float64) for vector in self.vectors]
-
-    def encoded(self, encoding_format: str) -> list[Vector]:
-        if encoding_format == "base64":
-            return [base64.b64encode(vector).decode() for vector in self.vectors]
-        return [*self.numbers()]
 
 
 class Pooling:

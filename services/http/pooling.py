@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from protocol.pooling_answers import RtpClasses, Similarity
-from protocol.pooling_requests import (
+from protocol.pooling import (
     CLASSIFY_PATH,
     EMBEDDINGS_PATHS,
     POOLING_PATH,
@@ -14,6 +13,9 @@ from protocol.pooling_requests import (
     RTP_RERANK_PATH,
     SCORE_PATHS,
     SIMILARITY_PATH,
+)
+from protocol.pooling_answers import RtpClasses, Similarity
+from protocol.pooling_requests import (
     Pair,
     PairFields,
     RerankRequest,
@@ -22,7 +24,7 @@ from protocol.pooling_requests import (
     decode_rerank,
     decode_score,
 )
-from services.http.counting import counted
+from services.http.bodies import counted
 from services.http.openai import Service
 from services.http.pooled import Pooling
 from services.http.pooling_forms import (

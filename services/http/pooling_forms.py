@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 from fastapi import Response
 from msgspec import UNSET
+from numpy.typing import NDArray
 
+from protocol.openai_answers import PromptTokensDetails
+from protocol.pooling import unpacked
 from protocol.pooling_answers import (
     Class,
     ClassList,
@@ -16,6 +21,7 @@ from protocol.pooling_answers import (
     EmbeddingList,
     Pooled,
     PooledList,
+    PoolingUsage,
     RankedDocument,
     RankedDocuments,
     RankedText,
@@ -23,10 +29,12 @@ from protocol.pooling_answers import (
     RtpRankedDocuments,
     Score,
     ScoreList,
+    Vector,
 )
-from protocol.pooling_requests import RerankRequest
+from protocol.pooling_requests import (
+    RerankRequest,
+)
 from services.http.openai import JSON
-from services.http.pooled import Answered
 
 _INLINE_BYTES = 1 << 16  # of vectors, whose JSON takes a few milliseconds
 
@@ -40,6 +48,7 @@ async def answer(found: Answered, form: Callable[[], msgspec.Struct]) -> Respons
 
 def _encoded(form: msgspec.Struct) -> bytes:
     """Element by element where there are `data`: other threads have their turn between two."""
+    # One call for thousands of vectors would hold the interpreter's lock for all of them.
     fields = msgspec.structs.asdict(form)
     if isinstance(fields.get("data"), list):
         pieces = [msgspec.json.encode(one) for one in fields["data"]]
@@ -125,3 +134,46 @@ def rtp_ranked(
     ]
     total = found.usage.total_tokens
     return RtpRankedDocuments(results=results, total_tokens=total, model=found.model)
+
+
+Array = NDArray[np.float64]
+
+
+class Answered:
+    """What the inputs of one request were answered, in their order. `labels`: of the model's
+    classes, in the order of each answer's numbers."""
+
+    def __init__(
+        self, request_id: str, model: str, created: int, labels: Sequence[str] = ()
+    ) -> None:
+        self.id, self.model, self.created = request_id, model, created
+        self.labels = labels
+        self.vectors: list[bytes] = []
+        self._prompt = self._cached = 0
+
+    def add(self, vector: bytes, prompt_tokens: int, cached_tokens: int) -> None:
+        self.vectors.append(vector)
+        self._prompt += prompt_tokens
+        self._cached += cached_tokens
+
+    @property
+    def size(self) -> int:
+        """Bytes of all vectors."""
+        return sum(map(len, self.vectors))
+
+    @property
+    def usage(self) -> PoolingUsage:
+        details = PromptTokensDetails(self._cached) if self._cached else None
+        return PoolingUsage(self._prompt, self._prompt, details)
+
+    def numbers(self) -> list[list[float]]:
+        return [unpacked(vector) for vector in self.vectors]
+
+    def arrays(self) -> list[Array]:
+        """float64[width] each."""
+        return [np.frombuffer(vector, "<f4").astype(np.float64) for vector in self.vectors]
+
+    def encoded(self, encoding_format: str) -> list[Vector]:
+        if encoding_format == "base64":
+            return [base64.b64encode(vector).decode() for vector in self.vectors]
+        return [*self.numbers()]

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from protocol.errors import TriptychError
-from services.frontend.answering import Answering, Steps, failed
-from services.frontend.merging import total_usage
+from services.frontend.answers.answering import Answering, Steps, failed
+from services.frontend.answers.whole import total_usage
 from services.http.tasks import ended
 
 Begin = Callable[[], Steps]
@@ -37,6 +37,7 @@ async def prompt_events(
 async def _interleaved(
     answers: Sequence[tuple[Answering, Begin]], at_once: int
 ) -> AsyncGenerator[bytes, None]:
+    # Bounded: a client that reads slowly slows the computation, not our memory.
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(at_once)
     room = asyncio.Semaphore(at_once)
 
@@ -55,6 +56,7 @@ async def _interleaved(
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
+            # Nobody reads the queue any more once the stream is closed; `put` would wait for ever.
             if not closed:
                 await queue.put(None)
 

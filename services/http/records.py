@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from protocol.errors import ConfigError
 from protocol.request_record import RequestRecord
-from services.http.errors import OUTCOME, drawn_id
+from protocol.server_options import TraceOptions
+from services.http.answer_headers import drawn_id
+from services.http.errors import OUTCOME
+
+if TYPE_CHECKING:
+    from services.http.tracing import Tracer
 
 _RECORD = "triptych.record"
 # https://www.w3.org/TR/trace-context/: a later version may add fields after these four.
@@ -21,6 +29,7 @@ _TRACE_STATE = re.compile(rb"[\x20-\x7e]{1,512}")
 
 def record_of(scope: Scope) -> RequestRecord:
     """The record of a request; one that is not looked at if none is kept."""
+    # Callers need not ask whether records are kept.
     found: RequestRecord = scope.get(_RECORD) or RequestRecord()
     return found
 
@@ -79,6 +88,7 @@ class Recorded:
         try:
             await self._app(scope, receive, noted)
         finally:
+            # The code of an error is known only where it was made an answer.
             record.outcome = scope.get(OUTCOME, "") or record.outcome
             self._over(record)
 
@@ -86,3 +96,20 @@ class Recorded:
 def _id_of(scope: Scope, headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id", b"")
     return given.decode("latin-1") or drawn_id(scope)
+
+
+def make_tracer(
+    options: TraceOptions, service: str, worker: str = "", share: float | None = None
+) -> Tracer | None:
+    """None without --trace-to: nothing of OpenTelemetry is imported then. `share` of the requests
+    without a trace is traced, that of the options by default. `ConfigError` if the library is not
+    installed, or the file cannot be written."""
+    if not options.trace_to:
+        return None
+    # Both are asked for: the API alone is often there as a dependency of others.
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        raise ConfigError("--trace-to: pip install 'triptych[tracing]'")
+    from services.http.tracing import Tracer
+
+    share = options.trace_sample if share is None else share
+    return Tracer(service, options.trace_to, share, worker)

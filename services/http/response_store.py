@@ -57,6 +57,7 @@ class ResponseStore:
 
     def get(self, response_id: str, tenant: str) -> Stored | None:
         stored = self._held.get(response_id)
+        # The same answer for both: an id of another client must not be told from none.
         if stored is None or stored.tenant != tenant:
             return None
         self._held.move_to_end(response_id)

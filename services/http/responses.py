@@ -15,9 +15,9 @@ from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import ChatCompletionRequest
 from protocol.responses import RESPONSES_PATH, ResponsesRequest, decode_responses
 from services.frontend.responses.answer import ResponseAnswer
-from services.frontend.responses.chats import as_of_response, chat_of, items_of
+from services.frontend.responses.chats import as_of_response, chat_of_response, items_of
+from services.http.bodies import counted
 from services.http.callers import caller_of
-from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
 from services.http.response_store import ResponseStore, Stored
@@ -25,7 +25,7 @@ from services.http.streams import EventStream, while_connected
 
 Json = dict[str, Any]
 _NOT_OF_IDS = re.compile(r"[^\w-]", re.ASCII)  # an id stands in the path of the stored response
-_MAX_ID = 80
+_MAX_ID = 80  # characters of the client's own name that are kept
 
 
 class NoResponse(TriptychError):
@@ -109,7 +109,7 @@ class _Work:
         if (previous := self._request.previous_response_id) is not None:
             stored = self._responses.find(previous, self._tenant)
             self._before = msgspec.json.decode(stored.items, type=list[Json])
-        return chat_of(self._request, self._before)
+        return chat_of_response(self._request, self._before)
 
     def answer(self, model: str) -> ResponseAnswer:
         named = self._request.request_id
@@ -127,6 +127,8 @@ class _Work:
         """`events`; what they told of is stored before the last one is sent."""
         async with contextlib.aclosing(events):
             async for data in events:
+                # Before the last event: a client may refer to the response as soon as it has read
+                # that.
                 if answer.response["status"] in ("completed", "incomplete"):
                     self.keep(answer.response)
                 yield data

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.decoding import converted
 from protocol.rtp_requests import json_object
-from services.frontend.render import RenderedRequest
+from services.frontend.spec import RenderedRequest
 from services.frontend.tokenizer import Tokenizer
-from services.http.counting import counted
+from services.http.bodies import counted
 from services.http.openai import JSON, Service
 from services.http.rtp_raw import raw_prompts
 
 ALIAS_PATH = "/chat/completions"
-_MAX_BODY = 16 << 20
+_MAX_BODY = 16 << 20  # as /tokenize
 
 
 class Encode(msgspec.Struct):
@@ -36,16 +36,16 @@ class Encoded(msgspec.Struct, omit_defaults=True):
 class RenderedChat(msgspec.Struct):
     """Answer of `/chat/render`: what the model is asked."""
 
-    input_prompt: str
-    input_ids: list[int]
-    input_urls: list[str]
-    tokenizer_info: str
-    max_seq_len: int
-    eos_token_id: int | None
-    stop_word_ids_list: list[list[int]]
-    stop_words_list: list[str]
-    renderer_info: dict[str, Any]
-    generate_config: dict[str, Any]
+    input_prompt: str  # the prompt, decoded from its tokens
+    input_ids: list[int]  # tokens, placeholders of media expanded
+    input_urls: list[str]  # mm_hash of each medium: its URL is not kept
+    tokenizer_info: str  # name and size
+    max_seq_len: int  # tokens of prompt and output
+    eos_token_id: int | None  # the least of several
+    stop_word_ids_list: list[list[int]]  # stop tokens, a list each
+    stop_words_list: list[str]  # stop strings
+    renderer_info: dict[str, Any]  # the family, and the template
+    generate_config: dict[str, Any]  # sampling parameters by their names in RTP-LLM
 
 
 def rtp_frontend(service: Service) -> APIRouter:

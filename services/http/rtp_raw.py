@@ -13,17 +13,18 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import TriptychError
 from protocol.openai import ChatCompletionRequest
 from protocol.rtp_requests import RAW_PATH, RawRequest, decode_raw
-from services.frontend.answering import Answering, Steps, joined
-from services.frontend.render import RenderedRequest
-from services.frontend.rtp_answer import END, RawAnswer, error_of, event
+from services.frontend.answers.answering import Answering, Steps, with_first
+from services.frontend.answers.rtp import END, RawAnswer, event, rtp_error
+from services.frontend.spec import RenderedRequest
+from services.http.bodies import counted
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service, request_id
 from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
+from services.http.tasks import all_of
 
-_PROMPTS_AT_ONCE = 8
+_PROMPTS_AT_ONCE = 8  # as of the OpenAI routes
 
 
 def raw_prompts(service: Service) -> APIRouter:
@@ -53,6 +54,8 @@ class _Raw:
         async with service.bodies.read(request) as body:
             wanted = decode_raw(body)
             if wanted.timeout_s is not None:
+                # The body's own time counts from here: it is known only once the body has been
+                # read.
                 at = Deadline.after(wanted.timeout_s).at
                 self._deadline = Deadline(min(at, self._deadline.at))
             with record_of(request.scope).during("render"):
@@ -85,12 +88,7 @@ class _Raw:
     ) -> list[dict[str, Any]]:
         """A few prompts at once; the first failure ends them all."""
         room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._whole(wanted, one, room)) for one in prompts]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await all_of(self._whole(wanted, one, room) for one in prompts)
 
     async def _whole(
         self, wanted: RawRequest, prompt: RenderedRequest, room: asyncio.Semaphore
@@ -106,7 +104,7 @@ class _Raw:
         steps = self._service.run(prompt)
         first = await while_connected(self._request, anext(steps), self._deadline)
         builder = _builder(wanted, prompt)
-        events = _events(self._service.answering(prompt), builder, joined(first, steps))
+        events = _events(self._service.answering(prompt), builder, with_first(first, steps))
         return EventStream(events, deadline=self._deadline, failed=_failed)
 
 
@@ -136,7 +134,7 @@ async def _events(
 
 
 def _failed(error: TriptychError) -> bytes:
-    return event(error_of(error))
+    return event(rtp_error(error))
 
 
 def _cached(answering: Answering) -> int:

@@ -22,7 +22,7 @@ from services.http.accepting import Acceptor
 from services.http.lame_duck import LameDuck
 from services.http.listener import Listener
 from services.http.open_files import Room
-from services.http.shared_state import SharedState
+from services.http.turns import SharedState
 
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
 _ARRIVAL_S = 0.1  # a new connection's request is here by then
@@ -147,6 +147,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where once connections are accepted: scripts and tests wait for this line."""
+        # No sockets: uvicorn would make servers of its own, which accept without `Room`.
         await super().startup([])
         room = Room(self._client_share)
         room.count(lambda: len(self._shared.connections))
@@ -192,11 +193,13 @@ class _Server(uvicorn.Server):
         """Close the port, let what is under way end, tell the rest that it will not."""
         self._leaving.cancel()
         self._shared.keep_alive = False
+        # A registration ends while the port still answers: clients are sent here until then.
         await self._entered.aclose()
         self._close(sockets or [])
         connections = self._shared.connections
         for connection in list(connections):
             connection.shutdown()
+        # A connection that was accepted a moment ago has sent its request: it must be seen as busy.
         await asyncio.sleep(_ARRIVAL_S)
         if not await self._life.finished(self._busy):
             error = NotServing("the server is shutting down", retry_after_s=1.0)
@@ -212,6 +215,7 @@ class _Server(uvicorn.Server):
 
     def _close(self, sockets: list[socket.socket]) -> None:
         """The port. Connections that were made before are served."""
+        # The kernel has completed these handshakes: closing the socket would reset the clients.
         for acceptor in self.servers:
             acceptor.take_waiting()  # type: ignore[attr-defined]
             acceptor.close()

@@ -18,7 +18,7 @@ from services.http.listener import ABORT, ENDED
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
-_GRACE_S = 1.0
+_GRACE_S = 1.0  # seconds
 
 
 def ended_by(scope: Scope) -> TriptychError | None:
@@ -47,6 +47,7 @@ async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadl
         await asyncio.wait(
             {task, watcher}, timeout=deadline.left_s, return_when=asyncio.FIRST_COMPLETED
         )
+        # The work first: where both have ended, an answer that is ready goes out.
         if task.done():
             return task.result()
         if watcher.done():
@@ -54,6 +55,7 @@ async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadl
         raise deadline.exceeded()
     finally:
         watcher.cancel()
+        # Its clean-up tells workers to abort; it must not outlive the request.
         await _unless_done(task)
 
 
@@ -83,6 +85,7 @@ class EventStream(Response):
             headers={"cache-control": "no-cache", **(headers or {})},
             media_type="text/event-stream",
         )
+        # Starlette sets it for the empty body; the stream is sent in chunks.
         del self.headers["content-length"]
         self._events = events
         self._deadline = deadline
@@ -123,6 +126,8 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
             if (abort := scope.get("extensions", {}).get(ABORT)) is not None:
+                # A transport that is full would keep the error, and the connection, for as long as
+                # it likes.
                 abort()
                 await asyncio.wait({watcher}, timeout=_GRACE_S)
 

@@ -1,14 +1,17 @@
-"""How tasks of ours are ended."""
+"""How tasks are ended, work that is done at once, and loops that run as long as their process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from protocol.errors import TriptychError
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
@@ -24,5 +27,40 @@ async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
             logger.error("a task that was ended", exc_info=error)
 
     task.cancel()
+    # A callback, not an await: the caller may be cancelled before the task has ended.
     task.add_done_callback(heard)
     await asyncio.wait({task})
+
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results, in order, of work that is done at the same time; the first failure ends it all
+    and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        # An answer has one error; those behind it mostly follow from it.
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """`run` until it returns. An error that it lets through is logged, and it is begun again after
+    a pause, a longer one each time unless it had lasted; so one bad moment never ends it for good.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        begun = time.monotonic()
+        try:
+            await run()
+            return
+        except Exception:
+            # It had worked for a while: a new fault, not the old one again.
+            if time.monotonic() - begun > 2 * _LAST_PAUSE_S:
+                pause_s = _FIRST_PAUSE_S
+            logger.exception("%s has failed, starting again in %.1f s", name, pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -14,18 +14,17 @@ from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import decode_chat
 from protocol.openai_answers import encode
-from protocol.vocabulary import check_token_ids
+from protocol.sampling_checks import check_token_ids
 from services.frontend.models import Models
-from services.frontend.prompt import OFFLOAD_CHARS
+from services.frontend.prompts.maker import OFFLOAD_CHARS
 from services.frontend.render import Frontend
-from services.http.bodies import Bodies
+from services.http.bodies import Admitted, Bodies, counted
 from services.http.callers import caller_of
-from services.http.counting import Admitted, counted
 from services.http.openai import JSON
 from services.http.streams import while_connected
 
-MAX_BODY = 16 << 20
-_AT_ONCE = 2
+MAX_BODY = 16 << 20  # bytes
+_AT_ONCE = 2  # long texts that leave the loop; others wait
 _T = TypeVar("_T")
 
 

@@ -153,6 +153,7 @@ class FileExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = [span.to_json(indent=None) + "\n" for span in spans]
+        # One write in append mode: lines of several processes do not mix.
         self._file.write("".join(lines).encode())
         return SpanExportResult.SUCCESS
 

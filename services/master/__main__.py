@@ -14,15 +14,14 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.logs import configure_logging
-from protocol.registry import SCHEDULE_PATH
+from protocol.placement import SCHEDULE_PATH
 from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
 from services.http.access import Access, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
-from services.http.records import Recorded
+from services.http.records import Recorded, make_tracer
 from services.http.server import bind, serve
-from services.http.traces import make_tracer
 from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
 from services.master.collector import calm

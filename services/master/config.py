@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.flag_lists import check_networks
 from protocol.fleet_key import FleetOptions
-from protocol.networks import check_networks
 from protocol.options import (
     count,
     drain_delay_option,

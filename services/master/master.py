@@ -17,17 +17,8 @@ from protocol.errors import (
     Unavailable,
 )
 from protocol.kv_events import EventBatch
-from protocol.registry import (
-    Drain,
-    Finished,
-    Heartbeat,
-    InstanceInfo,
-    InstanceName,
-    LeaseAnswer,
-    Placement,
-    ScheduleRequest,
-    StageRole,
-)
+from protocol.placement import Finished, Placement, ScheduleRequest
+from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, StageRole
 from services.admission.tenant_shares import TenantShares
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import parse_urls
 from protocol.kv_events import EC_TOPIC, KV_TOPIC, EventSource
-from protocol.settings import parse_urls
 from services.membership.publisher import TopicOptions
 
 _WILDCARDS = ("", "*", "0.0.0.0", "::")
@@ -73,6 +73,7 @@ def parse_events(text: str, host: str, *, default: bool) -> EventsConfig | None:
         raise ConfigError(f"{flag}: {error}") from None
     enabled = fields.pop("enable_kv_cache_events", True)
     publisher = fields.pop("publisher", None) or ("zmq" if enabled else "null")
+    # Of vLLM's own thread, which there is none of here.
     fields.pop("max_queue_size", None)
     if publisher not in ("zmq", "null") or not isinstance(enabled, bool):
         raise ConfigError(f"{flag}: publisher {publisher!r} is not one of zmq, null")

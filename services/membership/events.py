@@ -17,7 +17,7 @@ from protocol.kv_events import (
 )
 from protocol.types import GenerateRequest
 
-MEDIUM = "GPU"
+MEDIUM = "GPU"  # vLLM's word for the pool, also where that is in host memory
 
 
 class CacheLog:
@@ -80,6 +80,7 @@ class CacheLog:
 
     def blocks_cleared(self) -> None:
         """Every known prefix is forgotten."""
+        # All blocks go: naming some of them first says nothing more.
         self._removed.clear()
         self.kv.append(AllBlocksCleared())
 

@@ -35,21 +35,20 @@ from protocol.kv_events import (
 # Entries of a snapshot in one message: none keeps a reader busy for more than a millisecond.
 _PIECE = 250
 _PIECE_BLOCKS = 1000
-_PIECES = 40_000
+_PIECES = 40_000  # messages of snapshots that may wait for a slow reader
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class TopicOptions:
-    """Where to bind, and with which name: a port of 0 takes any free one. `buffer_steps` messages
-    can be replayed; a subscriber that lags behind by `hwm` loses the rest."""
+    """Where to bind, and with which name."""
 
-    endpoint: str
-    replay: str
-    topic: str = KV_TOPIC
-    blocks: bool = True
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
+    endpoint: str  # of the PUB socket; port 0 takes any free one
+    replay: str  # of the ROUTER socket
+    topic: str = KV_TOPIC  # first frame of each message
+    blocks: bool = True  # whether it tells of blocks, or of embeddings
+    buffer_steps: int = 10_000  # messages that can be replayed
+    hwm: int = 100_000  # messages queued for a slow subscriber, which loses the rest
 
 
 class _State:
@@ -135,6 +134,7 @@ class _Topic:
             self._state.apply(event)
         payload = encode_batch(time.time(), events)
         self._buffer.append((self._sequence, payload))
+        # PUB drops for who lags behind: an engine never waits for a reader.
         self._pub.send_multipart(event_frames(self._topic, self._sequence, payload))
         self._sequence += 1
 
@@ -146,6 +146,7 @@ class _Topic:
                 client, start = parse_replay_request(frames)
             except zmq.Again:
                 return
+            # Malformed: there is no question to answer.
             except InvalidRequest:
                 continue
             for sequence, payload in self._snapshot() if start == SNAPSHOT else self._since(start):
@@ -164,6 +165,7 @@ class _Topic:
             return
         before: list[CacheEvent] = [self._cleared]
         for piece in self._state.pieces():
+            # The newest number: a subscriber goes on with the event after it.
             yield self._sequence - 1, encode_batch(time.time(), [*before, *piece])
             before = []
 

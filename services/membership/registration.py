@@ -27,11 +27,11 @@ from protocol.registry import (
     LeaseAnswer,
     StageRole,
 )
-from services.http.background import supervised
+from services.http.tasks import supervised
 
 logger = logging.getLogger(__name__)
-_TIMEOUT_S = 2.0
-_SHORTEST_PAUSE_S = 0.02
+_TIMEOUT_S = 2.0  # of one call; each master has a loop of its own
+_SHORTEST_PAUSE_S = 0.02  # however short a master's lease is
 _JSON = {"content-type": "application/json"}
 _UNKNOWN = LeaseAnswer(known=False)
 
@@ -135,6 +135,7 @@ class Registration:
         while True:
             if known.known:
                 known = await self._beat(member, master)
+            # Adapters come and go: their names route requests, so masters hear of them at once.
             if not known.known or member.adapters != told:
                 told = member.adapters
                 info = await member.info()
@@ -147,12 +148,15 @@ class Registration:
             elif known.resume:
                 member.resume()
             self._assign(number, member, master, known)
+            # Three beats to a lease: one or two may be lost.
             lease_s = known.lease_s or 3 * self._interval_s
             pause_s = max(_SHORTEST_PAUSE_S, min(self._interval_s, lease_s / 3))
+            # Workers that started together do not beat together.
             pause_s *= random.uniform(0.8, 1.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await soon.wait()
+            # After the wait, before the beat: a change meanwhile is told by the next one.
             soon.clear()
 
     def _assign(self, number: int, member: Member, master: str, answer: LeaseAnswer) -> None:
@@ -198,6 +202,7 @@ class Registration:
     async def close(self) -> None:
         """Leave every master; idempotent."""
         tasks, self._tasks = self._tasks, []
+        # Before leaving: a beat that came after it would register the worker anew.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

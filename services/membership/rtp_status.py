@@ -25,6 +25,7 @@ def cache_status(
 
 
 def _signed(key: int) -> int:
+    # RTP-LLM reads them as int64.
     return key - 2 * _SIGN if key >= _SIGN else key
 
 
@@ -45,6 +46,7 @@ def work_status(
     `counters`: the engine's; `cache`: None of a worker that only encodes; `grpc_port`: 0 where
     nothing listens."""
     return WorkStatus(
+        # Its word for encode workers.
         role="vit" if role == "encode" else role,
         server_port=port,
         http_proto_port=port,

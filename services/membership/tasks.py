@@ -15,7 +15,7 @@ from protocol.errors import TriptychError
 from protocol.rtp_status import TaskInfo
 from protocol.types import RequestOutput
 
-_REMEMBERED = 10_000
+_REMEMBERED = 10_000  # ended tasks that can still be asked for
 
 
 @dataclass
@@ -73,6 +73,7 @@ class TaskLog:
         except TriptychError as error:
             task.info.error_info = error.message
             raise
+        # Both: a stream is closed, an awaited answer is cancelled.
         except (GeneratorExit, asyncio.CancelledError):
             task.info.error_info = "the client has left"
             raise

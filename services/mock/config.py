@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import parse_urls, urls
 from protocol.fleet_key import FleetOptions
 from protocol.options import count as count_option
 from protocol.options import (
@@ -20,7 +21,6 @@ from protocol.options import (
     size,
 )
 from protocol.server_options import ClientKeyOptions
-from protocol.settings import parse_urls, urls
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
 from services.mock.settings import EngineSettings, WorkerRole

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequ
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from protocol.draining import held_only
+from protocol.encoder_cache import held_only
 from protocol.errors import (
     InvalidRequest,
     ModelNotFound,

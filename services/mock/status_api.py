@@ -9,7 +9,7 @@ from aiohttp import web
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
-from services.http.process_state import process_state
+from services.http.metrics import process_state
 from services.http.server import version
 from services.mock.answering import Answering
 from services.mock.chat import text_of

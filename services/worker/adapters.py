@@ -13,7 +13,7 @@ from protocol.errors import InvalidRequest
 from protocol.registry import Name
 from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from services.http.bodies import read_body
-from services.http.rtp_updates import Adapters, rtp_updates
+from services.http.rtp_operations import Adapters, rtp_updates
 from services.worker.worker import Worker
 
 _MAX_BODY = 1 << 20

@@ -15,12 +15,13 @@ from protocol.generate_answers import GenerateAnswer
 from services.frontend.models import Models
 from services.http import errors
 from services.http.admin import log_levels
-from services.http.api_bodies import OBJECT, Bodies, Table
+from services.http.answer_headers import RequestIdHeader
+from services.http.api_bodies import OBJECT, RouteBodies, Table
 from services.http.api_docs import described
 from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 from services.http.bodies import read_body
-from services.http.process_state import process_state
-from services.http.rtp_health import rtp_health
+from services.http.metrics import process_state
+from services.http.rtp_operations import rtp_health
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
@@ -35,10 +36,10 @@ _BODIES: Table = MappingProxyType(
         **POOLING,
         **INFORMING,
         **SERVING,
-        f"POST {GENERATE_PATH}": Bodies(GenerateAnswer, GenerateBody, GenerateAnswer),
-        "GET /health": Bodies(str, media="text/plain", unwell=True),
-        "GET /ready": Bodies(str, media="text/plain", unwell=True),
-        "GET /server_info": Bodies(OBJECT),
+        f"POST {GENERATE_PATH}": RouteBodies(GenerateAnswer, GenerateBody, GenerateAnswer),
+        "GET /health": RouteBodies(str, media="text/plain", unwell=True),
+        "GET /ready": RouteBodies(str, media="text/plain", unwell=True),
+        "GET /server_info": RouteBodies(OBJECT),
     }
 )
 
@@ -66,7 +67,7 @@ def create_app(worker: Worker) -> FastAPI:
 
     errors.install(app, observe)
     if worker.config.enable_request_id_headers:
-        app.add_middleware(errors.RequestIdHeader)
+        app.add_middleware(RequestIdHeader)
     return app
 
 

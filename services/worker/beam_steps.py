@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Collection
 
 import msgspec
 
-from protocol.beams import alternatives
 from protocol.errors import RequestAborted, Unavailable
+from protocol.sampling_checks import alternatives
 from protocol.types import GenerateRequest, PositionLogprobs, RequestOutput, SamplingParams
 from services.worker.beam_search import BeamSearch, EndedBeam
 

@@ -13,17 +13,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from protocol.ec_params import named_entry
+from protocol.encoder_cache import named_entry
 from protocol.errors import InvalidRequest, from_info
-from protocol.generate import item_metadata
+from protocol.item_metadata import item_metadata
 from protocol.openai import CHAT_PATH
 from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput
-from services.frontend.answering import Answering
+from services.frontend.answers.answering import Answering
 from services.frontend.models import Models
-from services.frontend.render import RenderedRequest
+from services.frontend.spec import RenderedRequest
 from services.http.anthropic import messaging
-from services.http.counting import counted
+from services.http.bodies import counted
 from services.http.openai import JSON, Service, generating
 from services.http.pooling import pooling
 from services.http.responses import responding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from connectors.config import parse_ec, parse_kv
+from protocol.flag_lists import urls
 from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
@@ -20,7 +21,6 @@ from protocol.options import (
     vllm_metrics_option,
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
-from protocol.settings import urls
 from services.engine.scheduling.ranking import check_policy
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions

@@ -13,7 +13,7 @@ from protocol.generate import ENCODE_PATH, decode_encode
 from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeItem, EncodeRequest
 from services.frontend.render import Frontend
-from services.http.counting import counted
+from services.http.bodies import counted
 from services.http.openai import request_id
 from services.http.records import record_of
 from services.http.streams import while_connected

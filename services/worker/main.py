@@ -11,23 +11,23 @@ from typing import Any
 
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
+from protocol.flag_lists import parse_urls
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
-from protocol.settings import describe, parse_urls, resolve
+from protocol.settings import describe, resolve
 from services.engine.config import EngineConfig
 from services.engine.speculation import Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
+from services.http.answer_headers import InstanceHeader
 from services.http.browsers import for_browsers
-from services.http.naming import InstanceHeader
 from services.http.open_files import raise_limit
-from services.http.records import Recorded
+from services.http.records import Recorded, make_tracer
 from services.http.server import bind
 from services.http.server import serve as serve_http
-from services.http.traces import make_tracer
 from services.membership.config import EventsConfig, advertised_url, parse_events
 from services.membership.registration import Changes, Registration
 from services.worker.app import create_app

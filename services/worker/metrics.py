@@ -18,8 +18,7 @@ from protocol.histogram import Histogram
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
-from services.http.histogram import LightHistogram, add_series
-from services.http.process_metrics import describe_process
+from services.http.metrics import LightHistogram, add_series, describe_process
 from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
 from services.worker.media_cache import MediaCache

@@ -13,15 +13,15 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter
 
-from protocol.draining import held_only
+from protocol.encoder_cache import held_only
 from protocol.errors import InvalidRequest, NotServing, Unavailable
 from protocol.generate import not_served
 from protocol.pooling import check_task
 from protocol.refs import wants_remote_decode
 from protocol.registry import StageRole
 from protocol.request_record import RequestRecord
+from protocol.sampling_checks import check_request
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
-from protocol.vocabulary import check_request
 from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies

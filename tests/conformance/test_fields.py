@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.request_fields import RequestField
-from protocol.request_table import HARMLESS, REFUSED, WORKS
+from protocol.request_table import WORKS
+from protocol.unsupported_fields import HARMLESS, REFUSED
 from tests.conformance.asking import Door, ids_of
 from tests.conformance.probes import PROBES
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from services.frontend.audio.compressed import read_sound
-from services.frontend.audio.resampling import resampled
+from services.frontend.audio.reading import resampled
 from tests.conftest import ModelDir
 from tests.support.audio_files import RATE, AudioFile, audio_file, encoded
 from tests.support.audio_reference import audio_inputs, generate_from_audio

@@ -14,8 +14,8 @@ import pytest
 
 from protocol.event_frames import SNAPSHOT
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Placement, ScheduleRequest
-from protocol.worker_views import Workers
+from protocol.placement import Placement, ScheduleRequest
+from protocol.registry import Workers
 from tests.support.masters import (
     KEYS,
     WAIT_S,

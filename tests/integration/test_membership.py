@@ -15,7 +15,7 @@ import zmq
 
 from protocol.event_frames import SNAPSHOT, parse_frames, replay_request
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import BlockStored, EmbeddingStored, decode_batch, short_key
+from protocol.kv_events import BlockStored, EmbeddingStored, decode_event_batch, short_key
 from protocol.types import GenerateRequest
 from services.frontend.render import Frontend
 from tests.conftest import ModelDir
@@ -109,7 +109,7 @@ def published(view: Any, topic: str) -> tuple[set[Any], set[str]]:
             message = parse_frames(dealer.recv_multipart())
             if message is None:
                 return blocks, media
-            for event in decode_batch(message[1]).events:
+            for event in decode_event_batch(message[1]).events:
                 if isinstance(event, BlockStored):
                     blocks.update(event.block_hashes)
                 elif isinstance(event, EmbeddingStored):

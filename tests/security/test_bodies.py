@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request, Response
 from protocol.errors import Unavailable
 from services.http import errors
 from services.http.bodies import Bodies
-from services.http.intake import LARGE, Intake
 from services.http.listener import Listener
+from services.http.turns import LARGE, BodyTurns
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
 
@@ -173,7 +173,7 @@ def test_large_bodies_are_taken_in_by_turns() -> None:
 
 def test_each_piece_has_a_turn_of_the_loop_to_itself() -> None:
     async def work() -> None:
-        loop, intake = asyncio.get_running_loop(), Intake()
+        loop, intake = asyncio.get_running_loop(), BodyTurns()
         turns, pieces = [0], list[int]()
 
         def count() -> None:

@@ -15,7 +15,7 @@ import zmq
 from protocol.curve import Curve
 from protocol.event_frames import SNAPSHOT, replay_request
 from protocol.fleet_key import HEADER, FleetKey
-from services.http.rtp_health import CHECKED
+from services.http.rtp_operations import CHECKED
 from tests.conftest import ModelDir
 from tests.support.clients import all_up, complete
 from tests.support.conversations import LONG, asking, picture

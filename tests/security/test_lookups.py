@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from protocol.errors import InvalidRequest
-from services.frontend.addresses import is_public
 from services.frontend.config import MediaConfig
-from services.frontend.lookups import Caller, LookUps
-from services.frontend.media import MediaFetcher
+from services.frontend.media.fetching import MediaFetcher
+from services.frontend.media.lookups import Caller, LookUps, is_public
 from tests.support.waiting import eventually
 
 PUBLIC = "93.184.216.34"
@@ -41,7 +40,7 @@ class Names:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     server = Names()
-    monkeypatch.setattr("services.frontend.lookups.socket.getaddrinfo", server.getaddrinfo)
+    monkeypatch.setattr("services.frontend.media.lookups.socket.getaddrinfo", server.getaddrinfo)
     yield server
     server.go_on.set()
 

@@ -10,8 +10,8 @@ from protocol.errors import InvalidRequest, TriptychError
 from protocol.generate import decode_abort, decode_encode, decode_generate
 from protocol.openai import decode_chat, decode_completion
 from protocol.refs import KVRef
+from protocol.sampling_checks import check_request
 from protocol.types import GenerateRequest, SamplingParams
-from protocol.vocabulary import check_request
 from tests.support.frontend_helpers import Fronts, frontends, render, render_prompts
 
 HUGE = (10**30, -(10**30), (1 << 64) - 1, -(1 << 63) - 1)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from protocol.errors import RequestError
-from services.frontend.image import load_rgb, probe
+from services.frontend.media.image import load_rgb, probe
 from tests.support.frontend_helpers import frontend, image_part, render, user, write_model
 
 SOME = Image.fromarray(np.arange(16 * 8 * 3, dtype=np.uint8).reshape(8, 16, 3))
@@ -183,7 +183,7 @@ def test_headers_of_many_parts_are_read_off_the_event_loop(
         threads[len(data)] = threading.get_ident()
         return probe(data, **limits)
 
-    monkeypatch.setattr("services.frontend.kinds.probe", told)
+    monkeypatch.setattr("services.frontend.media.kinds.probe", told)
     front = frontend(write_model("qwen2_5_vl", tmp_path / "m"))
     large = png(60, 60, *[chunk(b"tEXt", bytes(1000))] * 30)
     small = png(60, 60)

@@ -13,7 +13,11 @@ from PIL import Image
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from services.frontend.config import FrontendConfig, MediaConfig
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.families import Family, load_family
+from services.frontend.model_info import ModelInfo
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
+from services.frontend.tokenizer import Tokenizer
 from tests.support import tiny_text
 from tests.support.tiny_configs import SPECS
 
@@ -105,3 +109,8 @@ def render(front: Frontend, messages: Any = None, **fields: Any) -> RenderedRequ
 def render_prompts(front: Frontend, prompt: Any = "Hello", **fields: Any) -> list[RenderedRequest]:
     request = completion(prompt, **fields)
     return asyncio.run(front.render_completion(request, request_id="r"))
+
+
+def family_in(model: Path, **overrides: Any) -> Family:
+    info = ModelInfo.load(model, processor_overrides=overrides)
+    return load_family(info, Tokenizer.load(info))

@@ -3,14 +3,8 @@
 from typing import Any
 
 from protocol.kv_events import CacheEvent, EventBatch, EventSource
-from protocol.registry import (
-    InstanceInfo,
-    Load,
-    MediaNeed,
-    Placement,
-    Rates,
-    ScheduleRequest,
-)
+from protocol.placement import MediaNeed, Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, Load, Rates
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
 

@@ -6,16 +6,8 @@ from typing import Any
 import msgspec
 
 from protocol.kv_events import EventSource
-from protocol.registry import (
-    Finished,
-    Heartbeat,
-    InstanceInfo,
-    InstanceName,
-    Load,
-    Placement,
-    ScheduleRequest,
-    StageRole,
-)
+from protocol.placement import Finished, Placement, ScheduleRequest
+from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Load, StageRole
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
 from services.master.placement.reservation import Reservation

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import RequestError
 from services.frontend.config import MediaConfig
-from services.frontend.media import MediaFetcher
+from services.frontend.media.fetching import MediaFetcher
 
 PARAM = "messages[0].content[1].image_url.url"
 

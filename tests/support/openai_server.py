@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from protocol.errors import TriptychError, Unavailable
 from protocol.types import RequestOutput
 from services.frontend.models import Models
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from services.http import errors
 from services.http.anthropic import messaging
 from services.http.bodies import Bodies

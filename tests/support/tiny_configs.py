@@ -6,14 +6,26 @@ Hidden 64 or 128, two to four layers, head_dim 16 or 32, fewer KV heads than hea
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from tests.support import tiny_text
+from tests.support.tiny_processors import (
+    PINPOINTS,
+    audio_files,
+    gemma4_files,
+    gemma_files,
+    internvl_files,
+    llava15_files,
+    llava_files,
+    mistral3_files,
+    qwen_files,
+    smolvlm_files,
+)
 from tests.support.tiny_text import TextSide
 
 MAX_POSITIONS = 4096
-PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
 
 Json = dict[str, Any]
 Ids = Callable[[str], int]
@@ -322,129 +334,8 @@ def _qwen3_next(ids: Ids) -> Json:
 
 
 def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size: int) -> Family:
-    preprocessor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{prefix.removesuffix('Moe')}Processor",
-        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
-        "patch_size": patch_size,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-    }
-    timed = prefix.startswith("Qwen3")
-    most = 112 * 112 * (20 if timed else 1)  # of all frames, or of each
-    clips = {
-        **{name: value for name, value in preprocessor.items() if not name.startswith("image")},
-        "video_processor_type": f"Qwen{3 if timed else 2}VLVideoProcessor",
-        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": most},
-        "max_frames": 40,
-    }
-    files = {"preprocessor_config.json": preprocessor, "video_preprocessor_config.json": clips}
-    return Family(text, f"{prefix}ForConditionalGeneration", config, lambda: files)
-
-
-def _llava_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "LlavaOnevisionImageProcessor",
-        "processor_class": "LlavaOnevisionProcessor",
-        "size": {"height": 28, "width": 28},
-        "image_grid_pinpoints": PINPOINTS,
-    }
-    processor = {
-        "processor_class": "LlavaOnevisionProcessor",
-        "num_image_tokens": 16,
-        "image_token": "<image>",
-        "video_token": "<video>",
-        "vision_feature_select_strategy": "full",
-        "vision_aspect_ratio": "anyres_max_4",
-    }
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _internvl_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "GotOcr2ImageProcessor",
-        "processor_class": "InternVLProcessor",
-        "size": {"height": 56, "width": 56},
-        "crop_to_patches": False,
-        "min_patches": 1,
-        "max_patches": 3,
-    }
-    processor = {"processor_class": "InternVLProcessor", "image_seq_length": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _mistral3_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "PixtralImageProcessor",
-        "processor_class": "PixtralProcessor",
-        "patch_size": 7,
-        "size": {"longest_edge": 112},
-    }
-    processor = {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _smolvlm_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "SmolVLMImageProcessor",
-        "processor_class": "SmolVLMProcessor",
-        "do_image_splitting": True,
-        "size": {"longest_edge": 84},
-        "max_image_size": {"longest_edge": 56},
-    }
-    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _llava15_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "CLIPImageProcessor",
-        "processor_class": "LlavaProcessor",
-        "size": {"shortest_edge": 28},
-        "crop_size": {"height": 28, "width": 28},
-    }
-    return {"preprocessor_config.json": preprocessor}
-
-
-def _audio_files() -> dict[str, Json]:
-    """A window of two seconds, as 50 tokens."""
-    preprocessor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "processor_class": "Qwen2AudioProcessor",
-        "feature_size": 16,
-        "chunk_length": 2,
-        "hop_length": 160,
-        "n_fft": 400,
-        "n_samples": 32000,
-        "nb_max_frames": 200,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-        "sampling_rate": 16000,
-    }
-    return {"preprocessor_config.json": preprocessor}
-
-
-def _gemma_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "Gemma3ImageProcessor",
-        "processor_class": "Gemma3Processor",
-        "size": {"height": 56, "width": 56},
-        "image_seq_length": 16,
-    }
-    processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
-    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
-
-
-def _gemma4_files() -> dict[str, Json]:
-    preprocessor = {
-        "image_processor_type": "Gemma4ImageProcessor",
-        "processor_class": "Gemma4Processor",
-        "patch_size": 4,
-        "pooling_kernel_size": 3,
-        "max_soft_tokens": 70,
-    }
-    return {"preprocessor_config.json": preprocessor}
+    files = partial(qwen_files, prefix, patch_size)
+    return Family(text, f"{prefix}ForConditionalGeneration", config, files)
 
 
 SPECS = MappingProxyType(
@@ -457,23 +348,23 @@ SPECS = MappingProxyType(
             tiny_text.LLAVA_ONEVISION,
             "LlavaOnevisionForConditionalGeneration",
             _llava_onevision,
-            _llava_files,
+            llava_files,
         ),
-        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
+        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, llava15_files),
         "internvl": Family(
-            tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, _internvl_files
+            tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, internvl_files
         ),
         "mistral3": Family(
-            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, _mistral3_files
+            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, mistral3_files
         ),
         "smolvlm": Family(
-            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, _smolvlm_files
+            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, smolvlm_files
         ),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",
             _gemma3,
-            _gemma_files,
+            gemma_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),
@@ -481,7 +372,7 @@ SPECS = MappingProxyType(
             tiny_text.GEMMA4,
             "Gemma4ForConditionalGeneration",
             _gemma4,
-            _gemma4_files,
+            gemma4_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),
@@ -489,7 +380,7 @@ SPECS = MappingProxyType(
             tiny_text.QWEN2_AUDIO,
             "Qwen2AudioForConditionalGeneration",
             _qwen2_audio,
-            _audio_files,
+            audio_files,
         ),
         "llama": Family(tiny_text.LLAMA, "LlamaForCausalLM", _llama),
         "qwen3": Family(tiny_text.CHATML_TEXT, "Qwen3ForCausalLM", _qwen3),

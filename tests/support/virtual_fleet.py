@@ -9,14 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import TriptychError
-from protocol.registry import (
-    Finished,
-    InstanceInfo,
-    InstanceRole,
-    MediaNeed,
-    Placement,
-    ScheduleRequest,
-)
+from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceRole
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import parse_urls, urls
 from protocol.options import option, seconds
-from protocol.settings import parse_urls, resolve, urls
+from protocol.settings import resolve
 from triptych.launch.vllm import tell_master
 
 

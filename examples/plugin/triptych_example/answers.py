@@ -8,9 +8,9 @@ from __future__ import annotations
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.json_call import json_call_schema, read_json_call
+from services.frontend.parsing.reading import Thinking
 from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.parsing.source import Source, Steps
-from services.frontend.parsing.thinking import Thinking
 
 ARROW = "=> "
 BRACKETS = Thinking("[[", "]]")

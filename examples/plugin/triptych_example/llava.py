@@ -17,8 +17,8 @@ from services.frontend.families.base import (
     processor_identity,
     token_text,
 )
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 

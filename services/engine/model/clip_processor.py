@@ -21,8 +21,8 @@ from protocol.types import EncodeItem, FrameSampling
 from services.frontend.clips.readers import ClipReaders, Image
 from services.frontend.clips.sampling import Clip, Spread, Taken
 from services.frontend.families.qwen_clips import ClipGrid
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import clip_processor
-from services.frontend.pixel_bounds import PixelBounds
 
 _MODES = {Resampling.BILINEAR: "bilinear", Resampling.BICUBIC: "bicubic"}
 

@@ -27,7 +27,7 @@ from services.engine.model.picture_processor import picture_processor
 from services.engine.scheduling.seams import Prepared
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.timed_clips import clips_of
-from services.frontend.image import load_rgb
+from services.frontend.media.image import load_rgb
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
 from protocol.pooling import check_task
 from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
+from protocol.sampling_checks import check_request
 from protocol.types import GenerateRequest
-from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
 from services.engine.scheduling.ranking import ranking
 from services.engine.scheduling.request import Adapter, Request, choices_of

@@ -12,8 +12,8 @@ import msgspec
 
 from protocol.errors import TriptychError
 from protocol.types import RequestOutput
-from services.frontend.answering import Answering, Steps, joined
-from services.frontend.output import Gain
+from services.frontend.answers.answering import Answering, Steps, with_first
+from services.frontend.answers.output import Gain
 
 Json = dict[str, Any]
 _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -37,7 +37,7 @@ _ERRORS: Mapping[int, str] = MappingProxyType(
 )
 
 
-def error_of(error: TriptychError) -> Json:
+def message_error(error: TriptychError) -> Json:
     """An error in Anthropic's form."""
     kind = _ERRORS.get(error.status, "api_error")
     return {
@@ -95,7 +95,7 @@ class MessageAnswer:
         """Server-sent events, from `first` on, which has been awaited already. An error on the way
         becomes the event `error`, with which the stream ends."""
         try:
-            async with contextlib.aclosing(answering.gains(joined(first, rest))) as all_gains:
+            async with contextlib.aclosing(answering.gains(with_first(first, rest))) as all_gains:
                 begun = False
                 async for gains in all_gains:
                     if not begun:
@@ -110,7 +110,7 @@ class MessageAnswer:
 
     def failed(self, error: TriptychError) -> bytes:
         """The event that ends a stream in which an error happened."""
-        return _sent([error_of(error)])
+        return _sent([message_error(error)])
 
     def _start(self, answering: Answering) -> Json:
         usage = {**self._usage(answering), "output_tokens": 0}
@@ -125,6 +125,7 @@ class MessageAnswer:
             if gain.text:
                 yield from self._add("text", gain.text)
             for piece in gain.calls:
+                # A call's first piece alone has its id.
                 if piece.id:
                     yield from self._begin("tool_use", id=piece.id, name=piece.name, input={})
                 yield from self._add("tool_use", piece.arguments)

@@ -10,8 +10,8 @@ import msgspec
 
 from protocol.anthropic import (
     CountRequest,
-    Message,
     MessagesRequest,
+    MessageTurn,
     OutputConfig,
     Tool,
     ToolChoice,
@@ -19,8 +19,7 @@ from protocol.anthropic import (
 from protocol.anthropic_members import BLOCKS, FORMAT, SOURCE
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
-from services.frontend.content import content_of, string_of
-from services.frontend.renaming import renamed, renaming
+from services.frontend.agent_requests import content_of, renamed, renaming, string_of
 
 Json = dict[str, Any]
 _MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required", "none": "none"})
@@ -42,7 +41,7 @@ def as_of_message(error: InvalidRequest, request: CountRequest) -> InvalidReques
     return renamed(error, (*_RENAMED, *renaming((_FORM, form))))
 
 
-def chat_of(request: CountRequest) -> ChatCompletionRequest:
+def chat_of_message(request: CountRequest) -> ChatCompletionRequest:
     """The chat; `InvalidRequest` names the field that is at fault."""
     fields: Json = {
         "model": request.model,
@@ -110,6 +109,8 @@ def _said(blocks: list[Json], where: str) -> Json:
             }
             name = string_of(block, "id", place)
             calls.append({"id": name, "type": "function", "function": function})
+        # Encrypted thoughts of Anthropic's own models, which clients send back: nothing to read
+        # here.
         elif kind != "redacted_thinking":
             raise _unknown(kind, place)
     message: Json = {"role": "assistant", "content": "".join(texts) or None}
@@ -120,7 +121,7 @@ def _said(blocks: list[Json], where: str) -> Json:
     return message
 
 
-def _asked(message: Message, blocks: list[Json], where: str) -> Iterator[Json]:
+def _asked(message: MessageTurn, blocks: list[Json], where: str) -> Iterator[Json]:
     """What a user says, after the results that it brings, each of which is a message."""
     parts: list[Json] = []
     for i, block in enumerate(blocks):

@@ -15,7 +15,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from services.frontend.audio.formats import format_of, refused
+from services.frontend.audio.formats import format_of, invalid_audio
 from services.frontend.audio.wav import check_loudness
 
 CODECS = ("mp3", "flac", "vorbis", "opus", "aac")
@@ -40,18 +40,19 @@ def read_sound(file: BinaryIO, most_seconds: float) -> tuple[int, Samples]:
         pieces: list[Samples] = []
         count = 0
         for frame in container.decode(stream):
+            # Ogg may chain streams of different rates.
             if frame.sample_rate != rate:
-                raise refused("the audio changes its rate on its way")
+                raise invalid_audio("the audio changes its rate on its way")
             pieces.append(_mono(frame))
             count += len(pieces[-1])
             if count > most_seconds * rate:
-                raise refused(
+                raise invalid_audio(
                     f"the audio lasts longer than the {most_seconds:g} s that this model hears;"
                     " send it in parts"
                 )
         said = _said_seconds(file, container, stream)
         if not count or said - count / rate > _SLACK_S:
-            raise refused(
+            raise invalid_audio(
                 f"the audio is incomplete: it says that it lasts {said:.1f} s, and"
                 f" {count / rate:.1f} s are there"
             )
@@ -86,7 +87,7 @@ def _opened(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
     name = _DEMUXERS.get(format_of(file.read(16)))
     file.seek(0)
     if name is None:
-        raise refused("this is no audio of a known format")
+        raise invalid_audio("this is no audio of a known format")
     try:
         with av.open(
             file,
@@ -101,7 +102,7 @@ def _opened(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
         raise
     except (av.FFmpegError, OSError, UnicodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise refused(f"the audio is broken or incomplete: {reason}") from error
+        raise invalid_audio(f"the audio is broken or incomplete: {reason}") from error
 
 
 def _no_other_file(*_: Any) -> Any:
@@ -111,13 +112,16 @@ def _no_other_file(*_: Any) -> Any:
 
 def _audio_of(container: Any) -> Any:
     if not container.streams.audio:
-        raise refused("the file has no audio stream")
+        raise invalid_audio("the file has no audio stream")
     stream = container.streams.audio[0]
     context = stream.codec_context
     codec = context.codec.canonical_name if context is not None else "unknown"
     if codec not in CODECS:
-        raise refused(f"the audio's codec is {codec}, known are {', '.join(CODECS)}")
+        raise invalid_audio(f"the audio's codec is {codec}, known are {', '.join(CODECS)}")
     if not 1 <= context.channels <= MOST_CHANNELS or not context.sample_rate:
-        raise refused(f"the audio has {context.channels} channels, 1 to {MOST_CHANNELS} are taken")
+        raise invalid_audio(
+            f"the audio has {context.channels} channels, 1 to {MOST_CHANNELS} are taken"
+        )
+    # As of clips: so many files at a time as there are threads.
     context.thread_count = 1
     return stream

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from services.frontend.audio.formats import refuse_other_formats
-from services.frontend.audio.reading import AudioReader
-from services.frontend.audio.resampling import QUALITY
-from services.frontend.bounded_threads import BoundedThreads
+from services.frontend.audio.formats import refuse_other_audio
+from services.frontend.audio.reading import QUALITY, AudioReader
 from services.frontend.clips.readers import BUSY, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Audio, Extent
-from services.frontend.kinds import Kind, Wanted, naming
+from services.frontend.media.kinds import Kind, Wanted, naming
+from services.frontend.media.off_loop import BoundedThreads
 
 _WAITING = 64  # audio items that wait to be measured
 _DECODING = f"mean of channels, {QUALITY}"  # what samples depend on besides the bytes
@@ -28,6 +27,7 @@ class Sounds(Kind):
         self._audio = audio
         media = config.media
         self._readers = (
+            # The processes that read clips read compressed audio too.
             ClipReaders(media.clips, media.video_readers) if config.allow_clips else None
         )
         self._reader = AudioReader(audio, self._readers)
@@ -37,9 +37,10 @@ class Sounds(Kind):
         return Wanted()
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:
-        refuse_other_formats(start, param)
+        refuse_other_audio(start, param)
 
     def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
+        # Compressed audio is decoded for its length: no header tells it reliably.
         return naming(param, self._audio.measure, self._reader.count(data, param))
 
     async def run(self, work: Callable[[], T], size: int) -> T:

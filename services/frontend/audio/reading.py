@@ -1,19 +1,53 @@
 """A file of audio to samples in mono at a rate: WAV here, other formats by FFmpeg in processes of
-their own."""
+their own. Rates change by libsoxr, as librosa does it, by which transformers' examples load audio.
+"""
 
 from __future__ import annotations
 
-from services.frontend.audio.formats import WAV, format_of, refuse_other_formats, refused
-from services.frontend.audio.resampling import check_rate, resampled, resampled_length
+import numpy as np
+import soxr
+
+from services.frontend.audio.formats import WAV, format_of, invalid_audio, refuse_other_audio
 from services.frontend.audio.wav import (
-    Header,
     Samples,
+    WavHeader,
     has_float_samples,
-    read_header,
     read_samples,
+    read_wav_header,
 )
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.families import Audio
+
+LEAST_RATE, MOST_RATE = 4000, 192_000  # samples a second
+QUALITY = "soxr HQ"  # librosa's choice
+
+
+def check_rate(rate: int, wanted: int, param: str | None = None) -> None:
+    """`InvalidRequest` (`param`) if audio of this rate is not taken."""
+    if not LEAST_RATE <= rate <= MOST_RATE:
+        raise invalid_audio(
+            f"the audio has {rate} samples a second; send it at {LEAST_RATE} to {MOST_RATE}, best"
+            f" at the model's, which is {wanted}",
+            param,
+        )
+
+
+def resampled_length(count: int, rate: int, wanted: int) -> int:
+    """Of `count` samples."""
+    return -(-count * wanted // rate)
+
+
+def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """float32[n] at `rate` → float32[`resampled_length`] at `wanted`. libsoxr may end one sample
+    sooner or later."""
+    if rate == wanted:
+        return samples
+    found = soxr.resample(samples, rate, wanted, quality="HQ")
+    length = resampled_length(len(samples), rate, wanted)
+    # The length was told before: placeholders were counted by it.
+    made = np.zeros(length, np.float32)
+    made[: len(found)] = found[:length]
+    return made
 
 
 class AudioReader:
@@ -29,6 +63,7 @@ class AudioReader:
         all of it, or too long; of a WAV file the header says so, others are decoded."""
         if _is_wav(data, param):
             header, count = self._header(data, param)
+            # Of one that is too long the length is refused; its samples need no look.
             if header.seconds <= self._audio.most_seconds and has_float_samples(header):
                 read_samples(data, header, param)
             return count
@@ -45,15 +80,15 @@ class AudioReader:
             rate, samples = self._decoded(data, None)
         return resampled(samples, rate, self._audio.rate)
 
-    def _header(self, data: bytes, param: str | None) -> tuple[Header, int]:
+    def _header(self, data: bytes, param: str | None) -> tuple[WavHeader, int]:
         """Of a WAV file, and how many samples it becomes."""
-        header = read_header(data, param)
+        header = read_wav_header(data, param)
         check_rate(header.rate, self._audio.rate, param)
         return header, resampled_length(header.frames, header.rate, self._audio.rate)
 
     def _decoded(self, data: bytes, param: str | None) -> tuple[int, Samples]:
         if self._readers is None:
-            raise refused("audio is read as WAV only with --no-allow-clips", param)
+            raise invalid_audio("audio is read as WAV only with --no-allow-clips", param)
         rate, samples = self._readers.sound(data, self._audio.most_seconds, param)
         check_rate(rate, self._audio.rate, param)
         return rate, samples
@@ -61,5 +96,5 @@ class AudioReader:
 
 def _is_wav(data: bytes, param: str | None) -> bool:
     start = bytes(data[:16])
-    refuse_other_formats(start, param)
+    refuse_other_audio(start, param)
     return format_of(start) == WAV

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.frontend.audio.formats import WAV, format_of, refused
+from services.frontend.audio.formats import WAV, format_of, invalid_audio
 
 MOST_CHANNELS = 8
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -29,7 +29,7 @@ Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Header:
+class WavHeader:
     """`rate`: samples a second. `frames`: samples of each channel. `code` and `width`: format of a
     sample, and its bits. `start`: offset of the first one in the file, in bytes."""
 
@@ -45,17 +45,17 @@ class Header:
         return self.frames / self.rate
 
 
-def read_header(data: bytes, param: str | None = None) -> Header:
+def read_wav_header(data: bytes, param: str | None = None) -> WavHeader:
     """`InvalidRequest` (`param`) if this is no WAV file, not all of one, or one of another form."""
     if format_of(bytes(data[:16])) != WAV:
-        raise refused("the audio is no WAV file", param)
+        raise invalid_audio("the audio is no WAV file", param)
     form: bytes | None = None
     for kind, start, size in _chunks(data):
         if kind == b"fmt ":
             form = bytes(data[start : start + min(size, 40)])
         elif kind == b"data":
             return _header(form, data, start, size, param)
-    raise refused("the audio is incomplete: the file has no samples", param)
+    raise invalid_audio("the audio is incomplete: the file has no samples", param)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -69,34 +69,39 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         place += 8 + size + size % 2
 
 
-def _header(form: bytes | None, data: bytes, start: int, size: int, param: str | None) -> Header:
+def _header(form: bytes | None, data: bytes, start: int, size: int, param: str | None) -> WavHeader:
     if form is None or len(form) < 16:
-        raise refused("the audio is broken: the file does not say what its samples are", param)
+        raise invalid_audio(
+            "the audio is broken: the file does not say what its samples are", param
+        )
     code, channels, rate, _, block, width = struct.unpack("<HHIIHH", form[:16])
     if code == _EXTENSIBLE and len(form) >= 26:
+        # The GUID of the format begins with its code.
         code = int.from_bytes(form[24:26], "little")
     if width not in _WIDTHS.get(code, ()):
-        raise refused(
+        raise invalid_audio(
             f"the audio's samples are of format {code} with {width} bits; known are PCM of 8, 16,"
             " 24 or 32 bits and float of 32 or 64",
             param,
         )
     if not 1 <= channels <= MOST_CHANNELS:
-        raise refused(f"the audio has {channels} channels, 1 to {MOST_CHANNELS} are taken", param)
+        raise invalid_audio(
+            f"the audio has {channels} channels, 1 to {MOST_CHANNELS} are taken", param
+        )
     if block != channels * width // 8 or not rate:
-        raise refused("the audio is broken: its header contradicts itself", param)
+        raise invalid_audio("the audio is broken: its header contradicts itself", param)
     there = len(data) - start
     if size == _TO_THE_END:
         size = there
     if size > there:
         message = f"the audio is incomplete: of {size} bytes of samples {there} are there"
-        raise refused(message, param)
+        raise invalid_audio(message, param)
     if size < block:
-        raise refused("the audio has no samples", param)
-    return Header(rate, channels, size // block, code, width, start)
+        raise invalid_audio("the audio has no samples", param)
+    return WavHeader(rate, channels, size // block, code, width, start)
 
 
-def read_samples(data: bytes, header: Header, param: str | None = None) -> Samples:
+def read_samples(data: bytes, header: WavHeader, param: str | None = None) -> Samples:
     """float32[frames]: the mean of the channels, full scale ±1. `InvalidRequest` (`param`) if float
     samples are no numbers or far beyond that."""
     count, width = header.frames * header.channels, header.width // 8
@@ -111,27 +116,30 @@ def read_samples(data: bytes, header: Header, param: str | None = None) -> Sampl
 def check_loudness(samples: NDArray[np.floating[Any]], param: str | None = None) -> None:
     """`InvalidRequest` (`param`) if there are such as no spectrum can be made of; at least one."""
     if not np.abs(samples).max() < _LOUDEST:
-        raise refused("the audio has samples that are no finite numbers, or far too large", param)
+        raise invalid_audio(
+            "the audio has samples that are no finite numbers, or far too large", param
+        )
 
 
-def has_float_samples(header: Header) -> bool:
+def has_float_samples(header: WavHeader) -> bool:
     """Whether samples may be what no spectrum can be made of."""
     return header.code == _FLOAT
 
 
-def _values(raw: NDArray[np.uint8], header: Header) -> NDArray[Any]:
+def _values(raw: NDArray[np.uint8], header: WavHeader) -> NDArray[Any]:
     if header.code == _FLOAT:
         return raw.view(f"<f{header.width // 8}")
     if header.width == 8:  # the one width without a sign
         return raw.astype(np.int16) - 128
     if header.width == 24:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        # Into the upper bytes: the sign comes along, and full scale is that of 32 bits.
         wide[:, 1:] = raw.reshape(-1, 3)
         return wide.reshape(-1).view("<i4")
     return raw.view(f"<i{header.width // 8}")
 
 
-def _full_scale(header: Header) -> float:
+def _full_scale(header: WavHeader) -> float:
     if header.code == _FLOAT:
         return 1.0
     return 2.0 ** (31 if header.width == 24 else header.width - 1)

@@ -24,24 +24,24 @@ import numpy as np
 
 from protocol.errors import TriptychError, error_info
 from services.frontend.audio.compressed import read_sound
-from services.frontend.clips.limits import ClipLimits, refused
+from services.frontend.clips.limits import ClipLimits, invalid_clip
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,
     Answer,
     Asked,
     Failed,
     Frame,
-    Heard,
     Listen,
     Open,
     Probe,
     Probed,
+    SoundHeard,
 )
 from services.frontend.clips.reading import probe_clip, read_frames
 from services.frontend.clips.sampling import Clip
 
 _NICE = 10  # as threads that prepare pictures
-_FILES = 16
+_FILES = 16  # open files: a decoder needs none
 _SPARE_BYTES = 16 << 20  # what a decoder may ask for at once, at least
 
 
@@ -51,6 +51,8 @@ class Room:
     def __init__(self, memory_bytes: int) -> None:
         self._most = _address_space("VmSize") + memory_bytes
         self._spare = max(_SPARE_BYTES, min(memory_bytes // 4, 4 * _SPARE_BYTES))
+        # The address space, not what is resident: malloc fails instead of the kernel killing
+        # others.
         resource.setrlimit(resource.RLIMIT_AS, (self._most,) * 2)
 
     def is_used_up(self) -> bool:
@@ -94,7 +96,7 @@ class Child:
 
     def _end(self, reason: str) -> None:
         size = f"{self._limits.memory_bytes / 2**20:.3g} MiB (--video-memory-bytes)"
-        error = refused(f"the file takes more than {size}{reason}")
+        error = invalid_clip(f"the file takes more than {size}{reason}")
         self._send(Failed(error_info(error), last=True))
 
     def _next(self) -> Asked | None:
@@ -118,7 +120,7 @@ class Child:
     def _sound(self, file: BinaryIO, most_seconds: float) -> None:
         rate, samples = read_sound(file, most_seconds)
         os.pwrite(self._frame, samples.data, 0)
-        self._send(Heard(rate, len(samples)))
+        self._send(SoundHeard(rate, len(samples)))
 
     def _frames(self, file: BinaryIO, clip: Clip) -> None:
         indices: list[int] = []
@@ -139,7 +141,9 @@ def main() -> None:
     limits = msgspec.json.decode(sys.argv[4], type=ClipLimits)
     for meant in (signal.SIGINT, signal.SIGTERM):  # these are for the parent
         signal.signal(meant, signal.SIG_IGN)
+    # Decoding must not slow the streams of the process that asked.
     os.nice(_NICE)
+    # A core would hold a client's clip.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     room = Room(limits.memory_bytes)

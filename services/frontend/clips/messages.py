@@ -7,7 +7,7 @@ import msgspec
 from protocol.errors import ErrorInfo
 from services.frontend.clips.sampling import Clip
 
-MESSAGE_BYTES = 1 << 16
+MESSAGE_BYTES = 1 << 16  # of a packet; frames and samples go by files
 
 
 class Probe(msgspec.Struct, tag=True):
@@ -31,12 +31,13 @@ class Close(msgspec.Struct, tag=True):
 
 
 class Listen(msgspec.Struct, tag=True):
-    """Decode the sound of the file, which may last so long; answered by `Heard` or `Failed`."""
+    """Decode the sound of the file, which may last so long; answered by
+    `SoundHeard` or `Failed`."""
 
     most_seconds: float
 
 
-class Heard(msgspec.Struct, tag=True):
+class SoundHeard(msgspec.Struct, tag=True):
     """Samples lie there as float32, in mono, so many of them at so many a second."""
 
     rate: int
@@ -54,5 +55,6 @@ class Failed(msgspec.Struct, tag=True):
     last: bool = False
 
 
+# Told apart by their tags.
 Asked = Probe | Open | Frame | Close | Listen
-Answer = Probed | Frame | Heard | Failed
+Answer = Probed | Frame | SoundHeard | Failed

@@ -22,7 +22,7 @@ from protocol.errors import (
     UpstreamError,
     from_info,
 )
-from services.frontend.clips.limits import ClipLimits, refused
+from services.frontend.clips.limits import ClipLimits, invalid_clip
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,
     Answer,
@@ -30,11 +30,11 @@ from services.frontend.clips.messages import (
     Close,
     Failed,
     Frame,
-    Heard,
     Listen,
     Open,
     Probe,
     Probed,
+    SoundHeard,
 )
 from services.frontend.clips.sampling import Clip
 
@@ -53,6 +53,7 @@ class ClipReader:
         self._until = 0.0
         self._said: TriptychError | None = None  # by the child, which is ready for the next clip
         with contextlib.ExitStack() as made:
+            # Packets keep their bounds, and an end that is closed shows at once.
             self._work, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             made.callback(self._work.close)
             try:
@@ -75,6 +76,7 @@ class ClipReader:
             [*command, msgspec.json.encode(self._limits).decode()],
             stdin=subprocess.DEVNULL,
             pass_fds=passed,
+            # numpy would reserve address space for a thread on each core.
             env={**env, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
@@ -114,6 +116,7 @@ class ClipReader:
                 if not isinstance(answer, Frame) or answer.index != index:
                     raise self._confused(answer)
                 pixels = self._pixels(clip)
+                # Asked for before the frame is used: the child decodes meanwhile.
                 self._send(Close() if following is None else Frame(following))
                 yield pixels
 
@@ -123,7 +126,7 @@ class ClipReader:
         with self._holding(data):
             self._send(Listen(most_seconds))
             answer = self._answer()
-            if not isinstance(answer, Heard):
+            if not isinstance(answer, SoundHeard):
                 raise self._confused(answer)
             samples = np.empty(answer.samples, np.float32)
             if os.preadv(self._frame, [samples.data], 0) != samples.nbytes:
@@ -143,6 +146,7 @@ class ClipReader:
                 self.close()
             raise
         finally:
+            # What one client sent must not stay readable to the decoder of the next.
             _fill(self._file, b"")
             _fill(self._frame, b"")
 
@@ -174,7 +178,7 @@ class ClipReader:
         return answer
 
     def _too_slow(self) -> Exception:
-        return refused(
+        return invalid_clip(
             f"the file cannot be read within {self._limits.read_s:g} s (--video-timeout)"
         )
 
@@ -189,7 +193,7 @@ class ClipReader:
             return Unavailable("the process that read the clip was ended")
         if status is None or status >= 0:
             return InternalError(f"the process that reads clips has ended with status {status}")
-        return refused(f"the file cannot be read: FFmpeg has failed with signal {-status}")
+        return invalid_clip(f"the file cannot be read: FFmpeg has failed with signal {-status}")
 
     def _confused(self, answer: Answer) -> Exception:
         return UpstreamError(f"the process that reads clips has answered {type(answer).__name__}")

@@ -76,6 +76,7 @@ class ClipReaders:
 
     @contextmanager
     def _reader(self, param: str | None) -> Iterator[ClipReader]:
+        # Looked for, not imported: FFmpeg is loaded in the child alone.
         if importlib.util.find_spec("av") is None:
             raise InvalidRequest(_NO_PYAV, param=param, code="unsupported_media")
         if not hasattr(os, "memfd_create"):
@@ -95,6 +96,7 @@ class ClipReaders:
                 raise Unavailable(BUSY)
             if self._closed:
                 raise Unavailable("this server ends")
+            # The kernel may have killed an idle one for its memory.
             while self._free and not self._free[-1].alive:
                 self._free.pop().release()
             reader = self._free.pop() if self._free else ClipReader(self.limits)

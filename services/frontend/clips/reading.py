@@ -17,8 +17,13 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from services.frontend.clips.boxes import check_boxes, cut_off
-from services.frontend.clips.limits import ClipLimits, container_of, refused
+from services.frontend.clips.limits import (
+    ClipLimits,
+    check_boxes,
+    container_of,
+    cut_off,
+    invalid_clip,
+)
 from services.frontend.clips.sampling import Clip
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
@@ -38,19 +43,19 @@ def probe_clip(file: BinaryIO, limits: ClipLimits) -> Clip:
     with _opened(file, limits) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
         if not rate:
-            raise refused("the clip does not say how many frames a second it has")
+            raise invalid_clip("the clip does not say how many frames a second it has")
         frames, end = _count(container, stream, limits)
         _check_complete(container, stream, frames, end, max(_SLACK_S, 2 / float(rate)))
     with _opened(file, limits) as (container, stream):
         first = next(iter(container.decode(stream)), None)
         if first is None:
-            raise refused("the clip has no frame that can be decoded")
+            raise invalid_clip("the clip has no frame that can be decoded")
         width, height = _upright(first, first.width, first.height)
     _check_pixels(width * height, limits)
     clip = Clip(width, height, frames, float(rate))
     if clip.seconds > limits.max_seconds:
         message = f"the clip lasts {clip.seconds:.1f} s, the most is {limits.max_seconds:g} s"
-        raise refused(f"{message} (--max-video-duration)")
+        raise invalid_clip(f"{message} (--max-video-duration)")
     return clip
 
 
@@ -67,7 +72,7 @@ def read_frames(
                 index, frame = following
             if frame is None or number - index > _MOST_MISSING:
                 message = f"of {clip.frames} frames {index + 1} can be decoded"
-                raise refused(f"the clip is broken: {message}")
+                raise invalid_clip(f"the clip is broken: {message}")
             yield _rgb(frame, clip)
 
 
@@ -83,7 +88,7 @@ def _opened(file: BinaryIO, limits: ClipLimits) -> Iterator[tuple[Any, Any]]:
             data = file.read()
             check_boxes(data)
             if cut_off(data):
-                raise refused("the clip is incomplete: the file was cut off")
+                raise invalid_clip("the clip is incomplete: the file was cut off")
             del data
             file.seek(0)
         with av.open(
@@ -101,7 +106,7 @@ def _opened(file: BinaryIO, limits: ClipLimits) -> Iterator[tuple[Any, Any]]:
         if getattr(error, "errno", None) in (errno.EAGAIN, errno.ENOMEM):
             raise MemoryError from error  # EAGAIN: of a thread whose stack has no room
         reason = getattr(error, "strerror", None) or str(error)
-        raise refused(f"the clip is broken or incomplete: {reason}") from error
+        raise invalid_clip(f"the clip is broken or incomplete: {reason}") from error
 
 
 def _start(file: BinaryIO) -> bytes:
@@ -118,12 +123,12 @@ def _no_other_file(*_: Any) -> Any:
 
 def _video_of(container: Any, options: Any, limits: ClipLimits) -> Any:
     if not container.streams.video:
-        raise refused("the clip has no video stream")
+        raise invalid_clip("the clip has no video stream")
     stream = container.streams.video[0]
     context = stream.codec_context
     codec = context.codec.canonical_name if context is not None else "unknown"
     if codec not in CODECS:
-        raise refused(f"the clip's codec is {codec}, known are {', '.join(CODECS)}")
+        raise invalid_clip(f"the clip's codec is {codec}, known are {', '.join(CODECS)}")
     _check_pixels(context.width * context.height, limits)
     context.options = dict(options)
     context.thread_count = 1  # as many clips are decoded at a time as there are threads for it
@@ -133,7 +138,7 @@ def _video_of(container: Any, options: Any, limits: ClipLimits) -> Any:
 def _check_pixels(pixels: int, limits: ClipLimits) -> None:
     if not 0 < pixels <= limits.pixels:  # 0 where FFmpeg has refused a size
         message = f"the clip's frames have no pixels, or more than {limits.pixels}"
-        raise refused(f"{message} (--max-media-pixels)")
+        raise invalid_clip(f"{message} (--max-media-pixels)")
 
 
 def _count(container: Any, stream: Any, limits: ClipLimits) -> tuple[int, float]:
@@ -141,7 +146,7 @@ def _count(container: Any, stream: Any, limits: ClipLimits) -> tuple[int, float]
     frames, end, most = 0, 0.0, limits.max_seconds * _MOST_RATE
     for number, packet in enumerate(container.demux()):
         if number > most * _MOST_PACKETS:
-            raise refused(f"the clip has more than {most * _MOST_PACKETS:g} packets")
+            raise invalid_clip(f"the clip has more than {most * _MOST_PACKETS:g} packets")
         if not packet.size:
             continue
         if packet.pts is not None and packet.time_base:
@@ -149,7 +154,7 @@ def _count(container: Any, stream: Any, limits: ClipLimits) -> tuple[int, float]
         if packet.stream_index == stream.index and not packet.is_discard:
             frames += 1
         if frames > most:
-            raise refused(f"the clip has more than {most:g} frames (--max-video-duration)")
+            raise invalid_clip(f"the clip has more than {most:g} frames (--max-video-duration)")
     return frames, end
 
 
@@ -160,7 +165,7 @@ def _check_complete(container: Any, stream: Any, frames: int, end: float, slack:
     seconds = (container.duration or 0) / 1e6
     begin = max(0.0, (container.start_time or 0) / 1e6)
     if frames < 1 or said - frames > _MOST_MISSING or begin + seconds - end > slack:
-        raise refused(
+        raise invalid_clip(
             f"the clip is incomplete: it says that it lasts {seconds:.1f} s and has"
             f" {said or 'some'} frames; {frames} are there, the last at {end:.1f} s",
         )

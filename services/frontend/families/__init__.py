@@ -1,6 +1,7 @@
 """Model families, one file each behind `base.Family`.
 
-base             the interface: from a picture's, clip's or audio's size to its tokens
+base             the interface: from a picture's, clip's or audio's size to its tokens; `Text`:
+                 every model without media
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
 timed_clips      clips for Qwen3-VL
@@ -12,7 +13,6 @@ llava_onevision  LLaVA-OneVision
 mistral3         Mistral 3
 qwen2_audio      Qwen2-Audio
 smolvlm          SmolVLM
-text             every model without media
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from protocol.errors import ConfigError
 from protocol.plugins import find_class
-from services.frontend.families.base import Audio, Clips, Extent, Family, Placeholder
+from services.frontend.families.base import Audio, Clips, Extent, Family, Placeholder, Text
 from services.frontend.families.gemma3 import Gemma3
 from services.frontend.families.gemma4 import Gemma4
 from services.frontend.families.internvl import InternVL
@@ -31,7 +31,6 @@ from services.frontend.families.mistral3 import Mistral3
 from services.frontend.families.qwen2_audio import Qwen2Audio
 from services.frontend.families.qwen_vl import QwenVL
 from services.frontend.families.smolvlm import SmolVLM
-from services.frontend.families.text import Text
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
 

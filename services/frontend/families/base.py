@@ -11,8 +11,8 @@ from typing import Any
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling, Modality
 from services.frontend.clips.sampling import Clip
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 
@@ -209,3 +209,18 @@ def size_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int]:
     if t != 1:
         raise InvalidRequest(f"{key} {[t, height, width]} is not the size of a picture")
     return height, width
+
+
+class Text(Family):
+    def __init__(self) -> None:
+        self.placeholders = {}
+
+    @property
+    def processor(self) -> dict[str, Any]:
+        return {}
+
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
+        raise InvalidRequest("this model takes no pictures")
+
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        raise InvalidRequest("this model takes no pictures")

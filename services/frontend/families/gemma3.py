@@ -17,8 +17,8 @@ from services.frontend.families.base import (
     processor_identity,
     token_text,
 )
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 # What transformers' classes assume where the model directory is silent.
@@ -56,6 +56,7 @@ def _tokens_per_image(info: ModelInfo) -> int:
 
 
 def _placeholder(config: Mapping[str, Any], tokenizer: Tokenizer) -> Placeholder:
+    # Published under both names, by version of transformers.
     pad_id = config.get("image_token_id", config.get("image_token_index", _IMAGE_ID))
     pad = token_text(tokenizer, pad_id)
     begin = token_text(tokenizer, config.get("boi_token_index", _BEGIN_ID))

@@ -19,8 +19,8 @@ from services.frontend.families.base import (
     special_token,
     token_text,
 )
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 GRID_KEY = "image_grid_thw"

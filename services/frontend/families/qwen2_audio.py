@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.generate import AUDIO_TOKENS_KEY
+from protocol.item_metadata import AUDIO_TOKENS_KEY
 from protocol.types import Modality
 from services.frontend.families.base import (
     Audio,
@@ -22,8 +22,8 @@ from services.frontend.families.base import (
     refused,
     token_text,
 )
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 _CODE = "invalid_audio"

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from PIL.Image import Resampling
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.generate import SECONDS_KEY, seconds_of
+from protocol.item_metadata import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip, Taken, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused
 from services.frontend.families.qwen_size import number, pixel_bounds, resized
-from services.frontend.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds
 
 GRID_KEY = "video_grid_thw"
 _BROKEN = "invalid_video"

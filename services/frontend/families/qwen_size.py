@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from services.frontend.families.base import refused
-from services.frontend.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds
 
 MAX_ASPECT_RATIO = 200
 
@@ -19,11 +19,13 @@ def resized(
     """transformers' `smart_resize`: (height, width) as multiples of the factor, area within bounds.
     `InvalidRequest` (`code`) if the `noun` is too long and narrow."""
     longer, shorter = max(height, width), min(height, width)
+    # The original refuses it too: a side would become less than one patch.
     if longer / shorter > MAX_ASPECT_RATIO:
         raise refused(
             f"the {noun} is {width}x{height}; its sides may differ {MAX_ASPECT_RATIO}-fold at most",
             code,
         )
+    # Python rounds halves to even, and so does the original.
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > bounds.most:
         beta = math.sqrt((height * width) / bounds.most)
@@ -39,6 +41,7 @@ def resized(
 def pixel_bounds(options: Mapping[str, Any], usual: Mapping[str, int], noun: str) -> PixelBounds:
     """A processor's own; the older `min_pixels` and `max_pixels` win over `size`, and `usual` is
     the size of one that says none. `ConfigError` names the `noun`'s processor."""
+    # Older processors have no size at all.
     size = options.get("size")
     if not isinstance(size, Mapping):
         size = usual
@@ -51,6 +54,7 @@ def pixel_bounds(options: Mapping[str, Any], usual: Mapping[str, int], noun: str
 
 def number(value: Any, name: str, noun: str) -> int:
     """An option of the `noun`'s processor; `ConfigError` if it is no whole number above 0."""
+    # type(), for True is an int.
     if type(value) not in (int, float) or value < 1 or value % 1:
         raise ConfigError(f"the {noun} processor's {name} must be a whole number, not {value!r}")
     return int(value)

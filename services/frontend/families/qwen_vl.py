@@ -26,8 +26,8 @@ from services.frontend.families.base import (
 from services.frontend.families.qwen_clips import QwenClips
 from services.frontend.families.qwen_size import pixel_bounds, resized
 from services.frontend.families.timed_clips import clips_of
+from services.frontend.media.pixel_bounds import PixelBounds
 from services.frontend.model_info import ModelInfo, clip_processor
-from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ base         `ToolFormat`, the one interface of all families; `rules`: grammars 
 reading      `Reader`: reasoning, then text and calls, for streamed and whole answers alike
 choosing     which family's, by flag or by chat template
 
-hermes, qwen3_coder, llama3, mistral, glm, deepseek, dsml, gemma, harmony: one form each;
-json_call and parameters: what several of them share; gemma_values: values in the grammars of
-Gemma's; thinking: marks around reasoning
+json_call (Hermes and Qwen), qwen3_coder, llama3, mistral, glm, deepseek, dsml, gemma, harmony: one
+form each; json_call and parameters have what several of them share, gemma_values the values in the
+grammars of Gemma's
 """

@@ -11,14 +11,14 @@ from protocol.plugins import find_class, find_plugin, plugin_names
 from services.frontend.parsing.base import ToolFormat
 from services.frontend.parsing.deepseek import DeepSeek, DeepSeek31
 from services.frontend.parsing.dsml import DeepSeek4, DeepSeek32
-from services.frontend.parsing.gemma import FunctionGemma, Gemma4
+from services.frontend.parsing.gemma import FunctionGemma, Gemma4Format
 from services.frontend.parsing.glm import GLM, GLM47
 from services.frontend.parsing.harmony import Harmony
-from services.frontend.parsing.hermes import Hermes
+from services.frontend.parsing.json_call import Hermes
 from services.frontend.parsing.llama3 import Llama3
 from services.frontend.parsing.mistral import Mistral, MistralList
 from services.frontend.parsing.qwen3_coder import Qwen3Coder
-from services.frontend.parsing.thinking import Thinking
+from services.frontend.parsing.reading import Thinking
 
 AUTO, NONE = "auto", "none"
 # Named as vLLM names them.
@@ -29,7 +29,7 @@ TOOL_FORMATS: Mapping[str, type[ToolFormat]] = MappingProxyType(
         "deepseek_v32": DeepSeek32,
         "deepseek_v4": DeepSeek4,
         "functiongemma": FunctionGemma,
-        "gemma4": Gemma4,
+        "gemma4": Gemma4Format,
         "glm45": GLM,
         "glm47": GLM47,
         "hermes": Hermes,
@@ -58,7 +58,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], type[ToolFormat]], ...] = (
     (("｜DSML｜",), DeepSeek32),
     (("[TOOL_CALLS]", "[ARGS]"), Mistral),
     (("[TOOL_CALLS]",), MistralList),
-    (("<|tool_call>",), Gemma4),
+    (("<|tool_call>",), Gemma4Format),
     (("<start_function_call>",), FunctionGemma),
     (("</arg_key><arg_value>",), GLM47),
     (("<arg_key>",), GLM),
@@ -154,6 +154,6 @@ def _thinking_plugin(name: str) -> Thinking | None:
     if found is not None and not isinstance(found, Thinking):
         raise ConfigError(
             f"--reasoning-parser: entry point '{name}' must be an instance of"
-            " services.frontend.parsing.thinking.Thinking"
+            " services.frontend.parsing.reading.Thinking"
         )
     return found

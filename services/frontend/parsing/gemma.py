@@ -22,7 +22,7 @@ MAX_DEPTH = 32
 _ENDS: Mapping[str, str] = MappingProxyType({"{": "}", "[": "]"})
 
 
-class Gemma4(ToolFormat):
+class Gemma4Format(ToolFormat):
     """An object without quotation marks around keys, with a mark around strings."""
 
     marks: ClassVar[tuple[str, ...]] = ("<|tool_call>", "<tool_call|>", '<|"|>')
@@ -102,7 +102,7 @@ class Gemma4(ToolFormat):
         return f"{rules.mark(opening)} {quoted(f'call:{function.name}')} {body} {rules.mark(close)}"
 
 
-class FunctionGemma(Gemma4):
+class FunctionGemma(Gemma4Format):
     marks = ("<start_function_call>", "<end_function_call>", "<escape>")
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.heard import Listener
-from services.frontend.parsing.hermes import CLOSE, OPEN
+from services.frontend.parsing.json_call import CLOSE, OPEN
 from services.frontend.parsing.parameters import read_parameters, written_parameters
 from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.parsing.source import Source, Steps

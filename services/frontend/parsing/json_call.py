@@ -1,13 +1,19 @@
-"""A call as a JSON object: {"name": "weather", "arguments": {"city": "Bern"}}."""
+"""A call as a JSON object, and the form of Hermes, Qwen2.5, Qwen3 and Qwen2.5-VL, which has it
+between two marks.
+
+<tool_call>
+{"name": "weather", "arguments": {"city": "Bern"}}
+</tool_call>
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from services.frontend.parsing.base import Function, Json
+from services.frontend.parsing.base import Function, Json, ToolFormat
 from services.frontend.parsing.heard import Listener
-from services.frontend.parsing.rules import shared
+from services.frontend.parsing.rules import Rules, shared
 from services.frontend.parsing.source import Source, Steps
 
 KEYS = ("arguments", "parameters")
@@ -69,6 +75,7 @@ def _member(
         return _is_name(call.name, known)
     if key in KEYS and not call.begun and call.early is None:
         return (yield from _arguments(source, out, call))
+    # Members that are neither: models add ids and types.
     return (yield from source.json(lambda piece: None))
 
 
@@ -77,6 +84,7 @@ def _arguments(source: Source, out: Listener, call: _Call) -> Steps[bool]:
     if first == "n":
         call.early = ""
         return (yield from source.take("null"))
+    # Some models write the object as a string of JSON.
     if first == '"':
         text = yield from source.json_string()
         call.early = text
@@ -106,3 +114,27 @@ def json_call_schema(function: Function, key: str = "arguments") -> Json:
         "additionalProperties": False,
         **shared(function.parameters),
     }
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes(ToolFormat):
+    """What is between the marks and is no call stays in the text, marks included."""
+
+    marks = (OPEN, CLOSE)
+
+    def read(self, source: Source, out: Listener) -> Steps[None]:
+        while (yield from source.pass_to(out.text, [OPEN])):
+            yield from source.blanks()
+            if (yield from read_json_call(source, out)):
+                yield from source.skip_call_end(CLOSE, OPEN)
+            else:
+                out.text(source.taken)
+
+    def written(self, function: Function, rules: Rules) -> str:
+        body = rules.json(json_call_schema(function))
+        return f'{rules.mark(OPEN)} "\\n" {body} "\\n" {rules.mark(CLOSE)}'
+
+    def between(self, rules: Rules) -> str:
+        return '"\\n"'

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from services.frontend.stopping import overlap
+from services.frontend.answers.stopping import overlap
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]

@@ -12,8 +12,8 @@ import msgspec
 from protocol.errors import TriptychError
 from protocol.responses import ResponsesRequest
 from protocol.types import RequestOutput
-from services.frontend.answering import Answering, Steps, joined
-from services.frontend.output import Gain
+from services.frontend.answers.answering import Answering, Steps, with_first
+from services.frontend.answers.output import Gain
 from services.frontend.responses.output import OutputItems
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ class ResponseAnswer:
         """Server-sent events, from `first` on, which has been awaited already. An error on the way
         becomes the event `response.failed`, with which the stream ends."""
         try:
-            async with contextlib.aclosing(answering.gains(joined(first, rest))) as all_gains:
+            async with contextlib.aclosing(answering.gains(with_first(first, rest))) as all_gains:
                 yield self._sent([self._state("created"), self._state("in_progress")])
                 async for gains in all_gains:
                     if data := self._sent(self._grown(gains)):
@@ -74,6 +74,7 @@ class ResponseAnswer:
     def _grown(self, gains: Iterable[Gain]) -> Iterable[Json]:
         for gain in gains:
             self._cut |= gain.finish_reason == "length"
+            # A token that ends the reasoning may begin the text: it counts as text.
             if gain.reasoning and not (gain.text or gain.calls):
                 self._thought += len(gain.token_ids)
             yield from self._items.add(gain)

@@ -11,8 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.responses import ResponsesRequest
 from protocol.responses_members import FORMAT, ITEMS, PART, TOOL, TOOL_CHOICE
-from services.frontend.content import content_of, string_of
-from services.frontend.renaming import renamed, renaming
+from services.frontend.agent_requests import content_of, renamed, renaming, string_of
 
 Json = dict[str, Any]
 _SAME = (
@@ -35,7 +34,7 @@ _RENAMED = renaming(
 )
 
 
-def chat_of(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletionRequest:
+def chat_of_response(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletionRequest:
     """The chat; `before`: items of the responses that came earlier. `InvalidRequest` names the
     field of the response that is at fault."""
     _check(request)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from services.frontend.output import Gain
+from services.frontend.answers.output import Gain
 from services.frontend.parsing.heard import CallPiece
 
 Json = dict[str, Any]
@@ -16,15 +16,15 @@ Json = dict[str, Any]
 
 @dataclass
 class _Item:
-    """One item. `parts`: its text, or its arguments."""
+    """One item."""
 
-    kind: str
+    kind: str  # message, reasoning or function_call
     number: int  # index of the item in the output
     id: str
-    call_id: str = ""
-    name: str = ""
-    parts: list[str] = field(default_factory=list)
-    status: str = "in_progress"
+    call_id: str = ""  # by which the client answers a call
+    name: str = ""  # of the function that is called
+    parts: list[str] = field(default_factory=list)  # pieces of its text, or of its arguments
+    status: str = "in_progress"  # in_progress, completed or incomplete
 
     @property
     def text(self) -> str:

@@ -13,9 +13,10 @@ from protocol.errors import InvalidRequest, TriptychError
 from services.http import errors
 from services.http.access import STATUS_PATHS
 from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
+from services.http.answer_headers import RequestIdHeader
 from services.http.api_docs import described
-from services.http.process_state import process_state
-from services.http.rtp_health import rtp_health
+from services.http.metrics import process_state
+from services.http.rtp_operations import rtp_health
 from services.http.server import version
 from services.master.api import busy, roles
 from services.master.api.rpc import RpcApp, read_body
@@ -53,7 +54,7 @@ def described_app(service: MasterService, host: str) -> FastAPI:
         service.metrics.errors.labels(error.code).inc()
 
     errors.install(app, observe)
-    app.add_middleware(errors.RequestIdHeader)
+    app.add_middleware(RequestIdHeader)
     return app
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from protocol.worker_views import Workers
+from protocol.registry import Workers
 from services.master.fleet.changelog import changes_since
 from services.master.fleet.registry import Registry
 

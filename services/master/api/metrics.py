@@ -12,7 +12,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.http.process_metrics import describe_process
+from services.http.metrics import describe_process
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance

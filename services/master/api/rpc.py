@@ -17,21 +17,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, PayloadTooLarge, TriptychError
 from protocol.generate import MSGPACK
+from protocol.placement import FINISHED_PATH, SCHEDULE_PATH, FinishedReports, ScheduleRequest
 from protocol.registry import (
     DEREGISTER_PATH,
     DRAIN_PATH,
-    FINISHED_PATH,
     HEARTBEAT_PATH,
     REGISTER_PATH,
-    SCHEDULE_PATH,
+    SUSPECT_PATH,
+    WORKERS_PATH,
     Drain,
-    FinishedReports,
     Heartbeat,
     InstanceInfo,
     InstanceName,
-    ScheduleRequest,
+    Suspected,
 )
-from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH, Suspected
 from services.admission.ticket import Ticket
 from services.http.errors import error_response
 from services.http.streams import ended_by, over

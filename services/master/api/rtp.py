@@ -22,7 +22,7 @@ from msgspec import Meta
 from protocol.decoding import accepted
 from protocol.errors import RequestAborted, TriptychError
 from protocol.kv_events import short_key
-from protocol.registry import Placement, ScheduleRequest, Target
+from protocol.placement import Placement, ScheduleRequest, Target
 from services.admission.ticket import Ticket
 from services.http.streams import ended_by, over
 from services.master.api.rpc import read_body, unless_left

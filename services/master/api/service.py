@@ -14,21 +14,18 @@ import msgspec
 from protocol.curve import Curve
 from protocol.errors import TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
+from protocol.placement import Finished, FinishedReports, Placement, ScheduleRequest
 from protocol.registry import (
     Drain,
-    Finished,
-    FinishedReports,
     Heartbeat,
     InstanceInfo,
     InstanceName,
     LeaseAnswer,
-    Placement,
-    ScheduleRequest,
     StageRole,
+    Suspected,
 )
-from protocol.worker_views import Suspected
-from services.http.background import supervised
 from services.http.lame_duck import LameDuck
+from services.http.tasks import supervised
 from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics
 from services.master.api.worker_networks import WorkerNetworks

@@ -13,8 +13,8 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from protocol.errors import InvalidRequest, Unavailable
+from protocol.flag_lists import ANY_NETWORK, Network, parse_networks
 from protocol.kv_events import EventSource
-from protocol.networks import ANY_NETWORK, Network, parse_networks
 from services.master.config import MasterConfig
 
 _NEAR = (

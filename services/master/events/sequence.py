@@ -9,7 +9,7 @@ from enum import Enum
 
 from protocol.errors import InvalidRequest
 from protocol.event_frames import parse_frames
-from protocol.kv_events import EventBatch, decode_batch
+from protocol.kv_events import EventBatch, decode_event_batch
 
 Message = tuple[int, EventBatch]
 
@@ -52,7 +52,7 @@ def parse_message(frames: Sequence[bytes]) -> Message | None:
     found = parse_frames(frames)
     if found is None:
         return None
-    batch = decode_batch(found[1])
+    batch = decode_event_batch(found[1])
     if not math.isfinite(batch.ts):  # no later message would ever be a newer one
         raise InvalidRequest("a batch without a time")
     return found[0], batch

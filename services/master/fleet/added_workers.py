@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.decoding import accepted
-from protocol.ec_push import consumer_addresses
+from protocol.encoder_cache import consumer_addresses
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.registry import Load
-from protocol.worker_views import Workers, WorkerView
+from protocol.registry import Load, Workers, WorkerView
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 

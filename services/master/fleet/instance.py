@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from protocol.registry import InstanceInfo, Target
+from protocol.placement import Target
+from protocol.registry import InstanceInfo
 from services.master.fleet.learned_rates import RateLearner
 from services.master.fleet.pool import Pool
 from services.master.index.foreign_blocks import ForeignBlocks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.errors import Unavailable
-from protocol.registry import ScheduleRequest
+from protocol.placement import ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet

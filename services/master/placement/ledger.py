@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from protocol.registry import Finished
+from protocol.placement import Finished
 from services.admission.tenant_shares import TenantShares
 from services.master.fleet.cache_index import PendingEncode
 from services.master.placement.reservation import Reservation

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from protocol.registry import ItemPlacement, MediaNeed, ScheduleRequest
+from protocol.placement import ItemPlacement, MediaNeed, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.cache_index import CacheIndex, PendingEncode
 from services.master.fleet.columns import Floats

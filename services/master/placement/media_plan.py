@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.placement import MediaNeed, ScheduleRequest
 from protocol.refs import fits
-from protocol.registry import MediaNeed, ScheduleRequest
 from services.master.fleet.cache_index import PendingEncode
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from protocol.registry import ScheduleRequest
+from protocol.placement import ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from protocol.errors import Unavailable
-from protocol.registry import ItemPlacement, Placement, ScheduleRequest
+from protocol.placement import ItemPlacement, Placement, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.cache_index import CacheIndex
 from services.master.fleet.columns import Floats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol.registry import Placement, ScheduleRequest
+from protocol.placement import Placement, ScheduleRequest
 from services.admission.queue import AdmissionQueue
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 

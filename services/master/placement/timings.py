@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.registry import Finished
+from protocol.placement import Finished
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner

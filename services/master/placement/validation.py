@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from protocol.errors import DeadlineExceeded, InvalidRequest
-from protocol.registry import ScheduleRequest
+from protocol.placement import ScheduleRequest
 from services.master.index.prefix_index import KEY_TYPE
 
 

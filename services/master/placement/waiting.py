@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from protocol.errors import InternalError, TriptychError
-from protocol.registry import Placement, ScheduleRequest
+from protocol.placement import Placement, ScheduleRequest
 from services.admission.ticket import DEFAULT_PRIORITY
 from services.master.config import MasterConfig
 from services.master.placement.refusals import AllBusy, TooLate, too_late

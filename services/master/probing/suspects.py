@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.errors import UpstreamError
-from protocol.registry import LeaseAnswer
-from protocol.worker_views import Suspected
+from protocol.registry import LeaseAnswer, Suspected
 from services.master.config import MasterConfig
 from services.master.fleet.instance import Instance
 from services.master.fleet.registry import Registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.errors import InvalidRequest
-from protocol.registry import Finished
+from protocol.placement import Finished
 from services.master.master import Master
 from services.master.placement.ledger import Ledger
 from services.master.replication.messages import Ended, Placed

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import InvalidRequest
-from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage, StageRole
+from protocol.placement import Stage
+from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, StageRole
 
 logger = logging.getLogger(__name__)
 MAX_KEYS = 8192  # blocks of one prompt that are told; what is beyond is found out by events

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from protocol.errors import InvalidRequest
-from protocol.registry import ScheduleRequest
+from protocol.placement import ScheduleRequest
 from services.master.fleet.cache_index import PendingEncode
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance

@@ -15,13 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.errors import Unavailable
-from protocol.registry import (
-    Drain,
-    Finished,
-    Heartbeat,
-    InstanceInfo,
-    ScheduleRequest,
-)
+from protocol.placement import Finished, ScheduleRequest
+from protocol.registry import Drain, Heartbeat, InstanceInfo
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.master import Master
 from services.master.placement.reservation import Reservation

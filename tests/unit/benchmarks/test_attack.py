@@ -10,7 +10,7 @@ from benchmarks.attack import bombs
 from benchmarks.attack.loads import computing
 from benchmarks.soak.books import cpu_s
 from protocol.errors import InvalidRequest
-from services.frontend.audio.wav import read_header
+from services.frontend.audio.wav import read_wav_header
 from services.frontend.clips.limits import ClipLimits
 from services.frontend.clips.reading import probe_clip
 from tests.support.waiting import until
@@ -28,6 +28,6 @@ def test_what_is_sent_is_what_its_name_says() -> None:
     found = probe_clip(io.BytesIO(bombs.clip(300, 640, 480)), limits)
     assert (found.width, found.height, found.frames, found.rate) == (640, 480, 300, 100.0)
     with pytest.raises(InvalidRequest, match="incomplete"):
-        read_header(bombs.sound(1000))
+        read_wav_header(bombs.sound(1000))
     assert json.loads(bombs.blanks(50)) == {"prompt": " " * 50}
     assert json.loads(bombs.nested(3)) == {"messages": [[[]]]}

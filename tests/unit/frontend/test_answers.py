@@ -7,12 +7,11 @@ import pytest
 
 from protocol.openai_answers import Usage, encode, encode_event
 from protocol.types import PositionLogprobs, TokenLogprob
-from services.frontend.answer_form import AnswerForm
-from services.frontend.answers import AnswerBuilder
-from services.frontend.chunks import ChunkBuilder
-from services.frontend.merging import merge
+from services.frontend.answers.chunks import ChunkBuilder
+from services.frontend.answers.form import AnswerForm
+from services.frontend.answers.output import Gain, OutputAssembler
+from services.frontend.answers.whole import AnswerBuilder, merge
 from services.frontend.model_info import ModelInfo
-from services.frontend.output import Gain, OutputAssembler
 from services.frontend.tokenizer import BROKEN, Tokenizer
 from tests.support.frontend_helpers import write_model
 from tests.support.outputs import output, spec

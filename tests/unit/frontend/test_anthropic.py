@@ -10,13 +10,12 @@ import pytest
 from protocol.anthropic import decode_messages
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
-from services.frontend.answering import Answering
+from services.frontend.answers.answering import Answering
 from services.frontend.anthropic.answer import MessageAnswer
-from services.frontend.anthropic.chats import as_of_message, chat_of
+from services.frontend.anthropic.chats import as_of_message, chat_of_message
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.hermes import Hermes
-from services.frontend.parsing.reading import Reading
-from services.frontend.parsing.thinking import Thinking
+from services.frontend.parsing.json_call import Hermes
+from services.frontend.parsing.reading import Reading, Thinking
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from tests.support.answer_steps import outputs, steps
@@ -33,7 +32,7 @@ FORM = {"type": "json_schema", "schema": {"type": "object"}}
 
 def chat(messages: list[Json], **fields: Any) -> ChatCompletionRequest:
     body = {"messages": messages, "max_tokens": 9, **fields}
-    return chat_of(decode_messages(msgspec.json.encode(body)))
+    return chat_of_message(decode_messages(msgspec.json.encode(body)))
 
 
 def user(*blocks: Json) -> Json:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import InvalidRequest
 from services.frontend.audio.formats import check_said, format_of
-from services.frontend.audio.resampling import check_rate, resampled, resampled_length
-from services.frontend.audio.wav import read_header, read_samples
+from services.frontend.audio.reading import check_rate, resampled, resampled_length
+from services.frontend.audio.wav import read_samples, read_wav_header
 from tests.support.audio_files import RATE, audio_file, raw_wav, tones, wav
 from tests.support.clips import sound
 
@@ -20,7 +20,7 @@ PLAIN = audio_file(1).data
 
 
 def samples_of(data: bytes) -> NDArray[np.float32]:
-    return read_samples(data, read_header(data, PARAM), PARAM)
+    return read_samples(data, read_wav_header(data, PARAM), PARAM)
 
 
 def refusal(data: bytes) -> str:
@@ -32,7 +32,7 @@ def refusal(data: bytes) -> str:
 
 def test_sixteen_bits_are_exact() -> None:
     made = audio_file(1, seconds=0.3)
-    header = read_header(made.data)
+    header = read_wav_header(made.data)
     assert (header.rate, header.channels, header.frames) == (RATE, 1, 4800)
     assert header.seconds == 0.3
     found = read_samples(made.data, header)

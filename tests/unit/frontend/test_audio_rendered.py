@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import ConfigError, InvalidRequest, PayloadTooLarge
-from protocol.generate import item_metadata
+from protocol.item_metadata import item_metadata
 from protocol.types import EncodeItem
 from tests.support import tiny_models
 from tests.support.audio_files import audio_file, encoded, raw_wav, tones, wav

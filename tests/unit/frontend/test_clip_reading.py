@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from protocol.errors import InvalidRequest
-from services.frontend.clips.limits import ClipLimits, refuse_other_containers
+from services.frontend.clips.limits import ClipLimits, container_of
 from services.frontend.clips.reading import probe_clip, read_frames
 from services.frontend.clips.sampling import Clip
 from tests.support.clips import clip, sound
@@ -34,7 +34,7 @@ def test_what_is_said_is_what_is_there(codec: str, form: str) -> None:
     found = probe_clip(BytesIO(drawn.data), LIMITS)
     frames, rate = drawn.decoded
     assert found == Clip(96, 64, 13, 5.0) and (len(frames), rate) == (13, 5.0)
-    refuse_other_containers(drawn.data[:16])
+    container_of(drawn.data[:16])
     read = list(read_frames(BytesIO(drawn.data), found, [0, 5, 5, 12], LIMITS))
     assert np.array_equal(np.stack(read), frames[[0, 5, 5, 12]])
 
@@ -62,7 +62,7 @@ def other_files() -> list[bytes]:
 def test_other_files_are_refused_by_their_first_bytes(data: bytes) -> None:
     assert "known format" in refusal(data)
     with pytest.raises(InvalidRequest, match="known format"):
-        refuse_other_containers(data[:16])
+        container_of(data[:16])
 
 
 def test_files_without_a_clip_in_them() -> None:

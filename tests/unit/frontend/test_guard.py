@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
-from services.frontend.guard import Guard
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.prompts.guard import Guard
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from tests.support.chat_templates import QWEN3_TOOLS
 from tests.support.frontend_helpers import (
     chat,

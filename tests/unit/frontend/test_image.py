@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
 from protocol.errors import InvalidRequest, PayloadTooLarge, RequestError
-from services.frontend.image import load_rgb, probe
+from services.frontend.media.image import load_rgb, probe
 
 WIDTH, HEIGHT = 6, 4
 ORIENTATION = 0x112

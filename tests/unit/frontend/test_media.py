@@ -12,8 +12,7 @@ from aiohttp.abc import ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.addresses import is_public
-from services.frontend.lookups import LookUps
+from services.frontend.media.lookups import LookUps, is_public
 from tests.support.frontend_helpers import picture
 from tests.support.media_urls import fetch, refusal
 

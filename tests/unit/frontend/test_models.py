@@ -9,7 +9,8 @@ import pytest
 from protocol.errors import ConfigError, ModelNotFound, Unavailable
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.models import Models
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from tests.support.frontend_helpers import chat, image_part, picture, user, write_model
 
 

@@ -13,7 +13,7 @@ from protocol.errors import ConfigError, InvalidRequest
 from protocol.pooling import Pooler, PoolingParams
 from protocol.pooling_requests import Pair, RerankRequest, decode_embedding, inputs_of
 from protocol.types import GenerateRequest
-from services.frontend import pooling
+from services.frontend.pooling import inputs as pooling
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
 

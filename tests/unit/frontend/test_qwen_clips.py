@@ -11,7 +11,7 @@ from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip
 from services.frontend.families.qwen_clips import QwenClips
 from services.frontend.families.timed_clips import TimedClips
-from services.frontend.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds
 from tests.support.video_reference import grid_of, own_code, sample, sample_timed, timed_grid_of
 
 PUBLISHED: dict[str, Any] = {  # what a directory with a file for pictures alone says

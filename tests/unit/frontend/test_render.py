@@ -12,7 +12,7 @@ from PIL import Image
 
 from protocol.generate import decode_generate, encode_generate
 from protocol.keys import mm_hash
-from services.frontend.image import load_rgb
+from services.frontend.media.image import load_rgb
 from tests.support.frontend_helpers import (
     NAME,
     Fronts,
@@ -62,7 +62,7 @@ def test_the_same_picture_is_fetched_once(fronts: Fronts, monkeypatch: pytest.Mo
         fetched.append((url, param))
         return RED
 
-    monkeypatch.setattr("services.frontend.media.MediaFetcher.fetch", fetch)
+    monkeypatch.setattr("services.frontend.media.fetching.MediaFetcher.fetch", fetch)
     parts = [
         {"type": "image_url", "image_url": url} for url in ("http://a", "http://b", "http://a")
     ]

@@ -10,13 +10,12 @@ import pytest
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
 from protocol.responses import ResponsesRequest, decode_responses
-from services.frontend.answering import Answering
+from services.frontend.answers.answering import Answering
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.hermes import Hermes
-from services.frontend.parsing.reading import Reading
-from services.frontend.parsing.thinking import Thinking
+from services.frontend.parsing.json_call import Hermes
+from services.frontend.parsing.reading import Reading, Thinking
 from services.frontend.responses.answer import ResponseAnswer
-from services.frontend.responses.chats import as_of_response, chat_of
+from services.frontend.responses.chats import as_of_response, chat_of_response
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from services.http.response_store import ResponseStore
@@ -32,7 +31,7 @@ def asked(given: Any = "Hello", **fields: Any) -> ResponsesRequest:
 
 
 def chat(given: Any = "Hello", before: Any = (), **fields: Any) -> ChatCompletionRequest:
-    return chat_of(asked(given, **fields), before)
+    return chat_of_response(asked(given, **fields), before)
 
 
 def messages(request: ChatCompletionRequest) -> list[Json]:

@@ -10,8 +10,9 @@ import pytest
 from protocol.errors import UpstreamError
 from protocol.openai_answers import encode
 from protocol.types import PositionLogprobs, RequestOutput
-from services.frontend.answering import Answering
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.answers.answering import Answering
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from tests.support.frontend_helpers import Fronts, frontends, render, render_prompts, user
 
 

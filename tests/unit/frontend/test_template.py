@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from protocol.errors import ConfigError, InvalidRequest
-from services.frontend.template import ChatTemplate
+from services.frontend.prompts.template import ChatTemplate
 from tests.support.chat_templates import TEMPLATES
 from tests.support.frontend_helpers import text_part
 

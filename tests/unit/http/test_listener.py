@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from services.http.bodies import read_body
 from services.http.client_bounds import Pace, framing_fits
-from services.http.intake import LARGE
 from services.http.listener import Listener
+from services.http.turns import LARGE
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
 

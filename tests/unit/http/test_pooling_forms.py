@@ -7,7 +7,7 @@ import pytest
 
 from protocol.pooling import packed
 from services.http import pooling_forms
-from services.http.pooled import Answered
+from services.http.pooling_forms import Answered
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])

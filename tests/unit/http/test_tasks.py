@@ -1,6 +1,7 @@
-"""Who waits for work to be ended can be cancelled while waiting."""
+"""Ended tasks let their callers be cancelled; supervised loops begin again."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -10,7 +11,7 @@ from protocol.errors import UpstreamError
 from protocol.types import RequestOutput
 from proxy.tokens.overlap import ReadAhead, unless_failed
 from proxy.upstream.patience import Patience, patiently
-from services.http.tasks import ended
+from services.http.tasks import ended, supervised
 
 
 class Slow:
@@ -115,3 +116,32 @@ async def test_of_two_that_fail_at_once_both_are_heard_and_the_encode_stage_is_t
     with pytest.raises(UpstreamError, match="of the encoder"):
         await waiting
     assert prefill.done() and not prefill._log_traceback
+
+
+async def test_an_error_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    begun = 0
+    going_on = asyncio.Event()
+
+    async def run() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise OverflowError("int too large")
+        going_on.set()
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.ERROR):
+        task = asyncio.create_task(supervised("the loop", run))
+        await asyncio.wait_for(going_on.wait(), 10.0)
+    told = [record for record in caplog.records if "the loop has failed" in record.getMessage()]
+    assert len(told) == 2 and told[0].exc_info is not None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_loop_that_returns_is_over() -> None:
+    async def run() -> None:
+        pass
+
+    await asyncio.wait_for(supervised("the loop", run), 10.0)

@@ -10,8 +10,7 @@ import pytest
 from protocol.errors import ConfigError
 from protocol.request_record import RequestRecord, traced
 from protocol.server_options import TraceOptions
-from services.http.records import traced_headers
-from services.http.traces import make_tracer
+from services.http.records import make_tracer, traced_headers
 from services.http.tracing import Tracer
 
 GIVEN = f"00-{'ab' * 16}-{'cd' * 8}-01"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from protocol.registry import Drain, Finished, InstanceName, Placement
+from protocol.placement import Finished, Placement
+from protocol.registry import Drain, InstanceName
 from services.admission.ticket import Ticket
 from tests.support.master_fleets import add, asking, master, picture, place, prefill_of, sources
 

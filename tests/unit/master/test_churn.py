@@ -10,16 +10,8 @@ import numpy as np
 
 from protocol.errors import TriptychError
 from protocol.kv_events import BlockRemoved, BlockStored, EmbeddingStored, EventBatch, EventSource
-from protocol.registry import (
-    Finished,
-    InstanceInfo,
-    InstanceName,
-    InstanceRole,
-    Load,
-    MediaNeed,
-    Placement,
-    ScheduleRequest,
-)
+from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load
 from services.master.master import Master
 from services.master.placement.tickets import PlacementTicket
 from services.master.probing.orphan_prober import keep, orphans

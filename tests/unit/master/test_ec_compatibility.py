@@ -6,7 +6,8 @@ import pytest
 
 from protocol.errors import Unavailable
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Drain, Placement
+from protocol.placement import Placement
+from protocol.registry import Drain
 from services.master.master import Master
 from tests.support.master_fleets import (
     add,

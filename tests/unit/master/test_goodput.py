@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.registry import Finished, Placement, ScheduleRequest
+from protocol.placement import Finished, Placement, ScheduleRequest
 from services.admission.ticket import Ticket
 from services.master.placement.refusals import TooLate
 from tests.support.master_fleets import asking, master, picture, place

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import pytest
 
-from protocol.registry import Finished, ScheduleRequest
+from protocol.placement import Finished, ScheduleRequest
 from services.master.index.predicted_cache import PredictedCache
 from services.master.index.prefix_index import HolderIndex
 from tests.support.master_fleets import asking, master, picture, place, sources

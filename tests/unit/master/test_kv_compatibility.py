@@ -5,14 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.placement import Placement, ScheduleRequest
 from protocol.refs import KVRef, compatibility_of
-from protocol.registry import (
-    Drain,
-    InstanceInfo,
-    InstanceRole,
-    Placement,
-    ScheduleRequest,
-)
+from protocol.registry import Drain, InstanceInfo, InstanceRole
 from proxy.fleet.fleet import Fleet
 from proxy.placement.own_view import by_load
 from services.master.config import MasterConfig

@@ -7,15 +7,8 @@ import pytest
 
 from protocol.errors import InternalError, InvalidRequest, Unavailable
 from protocol.kv_events import EmbeddingStored
-from protocol.registry import (
-    Finished,
-    Heartbeat,
-    Load,
-    MediaNeed,
-    Placement,
-    Rates,
-    ScheduleRequest,
-)
+from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
+from protocol.registry import Heartbeat, Load, Rates
 from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig

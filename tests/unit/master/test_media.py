@@ -5,7 +5,8 @@ import pytest
 
 from protocol.errors import Unavailable
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Drain, Finished, InstanceName, MediaNeed
+from protocol.placement import Finished, MediaNeed
+from protocol.registry import Drain, InstanceName
 from services.master.master import Master
 from tests.support.master_fleets import (
     LOAD,

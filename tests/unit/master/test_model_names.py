@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import ModelNotFound, Unavailable
-from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Placement, ScheduleRequest
+from protocol.placement import Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceName, InstanceRole
 from services.master.config import MasterConfig
 from services.master.master import Master
 from services.master.placement.tickets import PlacementTicket

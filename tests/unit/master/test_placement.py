@@ -6,7 +6,8 @@ import pytest
 
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.kv_events import BlockStored
-from protocol.registry import Finished, Heartbeat, InstanceName, Load
+from protocol.placement import Finished
+from protocol.registry import Heartbeat, InstanceName, Load
 from tests.support.master_fleets import (
     LOAD,
     PROMPT,

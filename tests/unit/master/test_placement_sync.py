@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol.registry import Finished, MediaNeed
+from protocol.placement import Finished, MediaNeed
 from tests.support.master_nodes import SOURCES, Fleet, fleet_of, info
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Finished, InstanceInfo, InstanceRole, Load, Placement, ScheduleRequest
+from protocol.placement import Finished, Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceRole, Load
 from tests.support.master_fleets import (
     LOAD,
     PROMPT,

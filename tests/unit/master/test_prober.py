@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import InvalidRequest, UpstreamError
-from protocol.registry import InstanceInfo, InstanceName
-from protocol.worker_views import Suspected
+from protocol.registry import InstanceInfo, InstanceName, Suspected
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import ProbedInstance

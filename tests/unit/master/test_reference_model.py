@@ -17,10 +17,11 @@ from protocol.kv_events import (
     EmbeddingStored,
     Encoding,
     EventSource,
-    decode_batch,
+    decode_event_batch,
     encode_batch,
 )
-from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Placement, ScheduleRequest
+from protocol.placement import Placement, ScheduleRequest
+from protocol.registry import Heartbeat, InstanceInfo, InstanceName
 from services.master.config import MasterConfig
 from services.master.index.holder_sets import slots_of
 from services.master.master import Master
@@ -82,7 +83,7 @@ class MasterModel(RuleBasedStateMachine):
     def hear(self, name: str, event: CacheEvent, encoding: Any, life: str) -> bool:
         """Whether the master takes the event: from another life it must not."""
         payload = encode_batch(self.now, [event], encoding=encoding)
-        taken = self.master.apply(self.info(name, life), decode_batch(payload))
+        taken = self.master.apply(self.info(name, life), decode_event_batch(payload))
         assert taken == (self.lives.get(name) == life)
         return taken
 

@@ -3,12 +3,8 @@
 import math
 from collections import Counter
 
-from protocol.registry import (
-    Drain,
-    Finished,
-    Heartbeat,
-    Load,
-)
+from protocol.placement import Finished
+from protocol.registry import Drain, Heartbeat, Load
 from services.master.replication.messages import (
     Beat,
     Left,

@@ -7,7 +7,8 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Finished, Heartbeat, Load
+from protocol.placement import Finished
+from protocol.registry import Heartbeat, Load
 from services.master.config import MasterConfig
 from services.master.fleet.instance import Instance
 from services.master.master import Master

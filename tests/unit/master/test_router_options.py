@@ -7,8 +7,8 @@ import pytest
 
 from protocol.errors import ConfigError, Unavailable
 from protocol.kv_events import BlockStored
+from protocol.placement import Finished
 from protocol.refs import KVRef
-from protocol.registry import Finished
 from protocol.settings import resolve
 from services.master.config import MasterConfig
 from services.master.index.predicted_cache import PredictedCache

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from protocol.registry import Finished
+from protocol.placement import Finished
 from services.master.api.rtp import RtpContract
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig

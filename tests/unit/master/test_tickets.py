@@ -1,6 +1,7 @@
 """Requests that wait at the master."""
 
-from protocol.registry import InstanceInfo, Placement, ScheduleRequest
+from protocol.placement import Placement, ScheduleRequest
+from protocol.registry import InstanceInfo
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from protocol.registry import Finished, InstanceInfo, Load, ScheduleRequest
+from protocol.placement import Finished, ScheduleRequest
+from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import WorkerMetrics
 from services.master.master import Master

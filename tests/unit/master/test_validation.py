@@ -7,10 +7,10 @@ import pytest
 
 from protocol.decoding import accepted
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
-from protocol.kv_events import decode_batch
-from protocol.registry import InstanceInfo, InstanceName, Placement, ScheduleRequest
+from protocol.kv_events import decode_event_batch
+from protocol.placement import Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, InstanceName, Workers
 from protocol.settings import resolve
-from protocol.worker_views import Workers
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import decode_probed
 from services.master.fleet.registry import Registry
@@ -95,7 +95,7 @@ def test_what_is_nested_too_deep_is_malformed() -> None:
     with pytest.raises(InvalidRequest):
         accepted(msgspec.msgpack.Decoder(InstanceInfo).decode, b"\x81\xa1x" + deep, "msgpack")
     with pytest.raises(InvalidRequest):
-        decode_batch(b"\x92\xcb" + bytes(8) + b"\x91" + deep)
+        decode_event_batch(b"\x92\xcb" + bytes(8) + b"\x91" + deep)
     for decode in (decode_message, decode_stored):
         with pytest.raises(InvalidRequest):
             decode(b"\x92\xa1a" + deep)

@@ -3,7 +3,8 @@
 import pytest
 
 from protocol.errors import DeadlineExceeded, Unavailable
-from protocol.registry import Finished, InstanceName, Placement
+from protocol.placement import Finished, Placement
+from protocol.registry import InstanceName
 from services.admission.ticket import Ticket
 from tests.support.master_fleets import (
     add,

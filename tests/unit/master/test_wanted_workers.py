@@ -2,7 +2,8 @@
 
 import pytest
 
-from protocol.registry import Finished, InstanceInfo, InstanceRole, Load
+from protocol.placement import Finished
+from protocol.registry import InstanceInfo, InstanceRole, Load
 from services.master.config import MasterConfig
 from services.master.fleet.wanted_workers import WantedWorkers
 from services.master.master import Master

@@ -18,7 +18,7 @@ from protocol.kv_events import (
     CacheEvent,
     EventBatch,
     EventSource,
-    decode_batch,
+    decode_event_batch,
 )
 from services.engine.publishing import EventThread
 from services.master.events.follower import Follower
@@ -124,7 +124,7 @@ def test_a_block_in_two_tiers_stays_in_the_one_that_keeps_it(context: zmq.Contex
         while told != [AllBlocksCleared(), BlockStored([1], medium="CPU")]:
             assert time.monotonic() < deadline, told
             pieces = answers(context, source, SNAPSHOT)
-            told = [e for _, piece in pieces for e in decode_batch(piece).events]
+            told = [e for _, piece in pieces for e in decode_event_batch(piece).events]
     finally:
         thread.close()
 
@@ -150,7 +150,7 @@ def test_a_large_state_comes_in_pieces_and_a_bounded_buffer_forgets(
         while names_in(whole) != set(range(5000)) - {3, 4}:
             assert time.monotonic() < deadline
             pieces = answers(context, source, SNAPSHOT)
-            whole = [e for _, piece in pieces for e in decode_batch(piece).events]
+            whole = [e for _, piece in pieces for e in decode_event_batch(piece).events]
         assert {sequence for sequence, _ in pieces} == {5} and len(pieces) == 5
         told = [e for e in whole if isinstance(e, BlockStored)]
         assert not any(e.token_ids for e in told), "names alone"
@@ -190,7 +190,7 @@ def test_a_thread_that_cannot_keep_up_takes_everything_back(context: zmq.Context
         deadline = time.monotonic() + WAIT_S
         while len(said := answers(context, source, 0)) < 3:
             assert time.monotonic() < deadline
-        events = [e for _, payload in said for e in decode_batch(payload).events]
+        events = [e for _, payload in said for e in decode_event_batch(payload).events]
         assert events[1] == AllBlocksCleared(), "what steps 1 to 3 said is not known to be true"
         assert [e.block_hashes[0] for e in events if isinstance(e, BlockStored)] == [0, 500]
     finally:

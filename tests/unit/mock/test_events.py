@@ -17,7 +17,7 @@ from protocol.kv_events import (
     CacheEvent,
     EmbeddingRemoved,
     EmbeddingStored,
-    decode_batch,
+    decode_event_batch,
     short_key,
 )
 from protocol.types import EncodeItem, EncodeRequest, MMItem
@@ -113,10 +113,10 @@ async def test_events_are_published_replayed_and_summed_up() -> None:
         replayed = await answers_to(dealer, 2)
         (whole,) = await answers_to(dealer, SNAPSHOT)
         assert [sequence for sequence, _ in replayed] == [2, 3] and whole[0] == 3
-        assert applied(decode_batch(whole[1]).events) == {"pic2", "pic3"}
+        assert applied(decode_event_batch(whole[1]).events) == {"pic2", "pic3"}
         live = await received(subscriber, 2)
         assert live[-2:] == replayed
-        assert applied(decode_batch(replayed[-1][1]).events, {"pic1"}) == {"pic3"}
+        assert applied(decode_event_batch(replayed[-1][1]).events, {"pic1"}) == {"pic3"}
     finally:
         subscriber.close(linger=0)
         dealer.close(linger=0)

@@ -1,5 +1,8 @@
 """What clients are told of what went wrong in the fleet."""
 
+import errno
+import socket
+
 import pytest
 
 from protocol.errors import (
@@ -21,7 +24,9 @@ from protocol.errors import (
     error_info,
     from_info,
     from_openai,
+    is_own_shortage,
 )
+from tests.support.shortage import no_files_left
 
 HTTP_404, UPSTREAM = "worker answered HTTP 404", "upstream_error"
 NAMES = ("10.0.0.7", "8001", "decode-1", "fd00", "3f2a" * 8, "/inference", "master")
@@ -100,3 +105,21 @@ def test_a_status_that_is_not_known_is_the_workers_failure() -> None:
 def test_an_answer_of_another_process_is_read_whatever_it_is(body: object, told: object) -> None:
     error = from_openai(404, body)
     assert (error.message, error.code, error.param) == told and error.status == 404
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
+def test_a_shortage_is_our_own(number: int) -> None:
+    assert is_own_shortage(OSError(number, ""))
+
+
+@pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH])
+def test_a_refusal_is_the_others(number: int) -> None:
+    assert not is_own_shortage(OSError(number, ""))
+    assert not is_own_shortage(TimeoutError()) and not is_own_shortage(None)
+
+
+def test_a_name_that_cannot_be_looked_up_without_files_is_our_own() -> None:
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert not is_own_shortage(unknown)
+    with no_files_left():
+        assert is_own_shortage(unknown)

@@ -22,7 +22,7 @@ from protocol.kv_events import (
     CacheEvent,
     EmbeddingRemoved,
     EmbeddingStored,
-    decode_batch,
+    decode_event_batch,
     encode_batch,
     short_key,
 )
@@ -46,7 +46,7 @@ def fields(event: CacheEvent) -> dict[str, object]:
 
 @pytest.mark.parametrize("encoding", ["map", "array"])
 def test_both_encodings_are_read_back(encoding: str) -> None:
-    batch = decode_batch(encode_batch(1.25, EVENTS, 2, encoding))  # type: ignore[arg-type]
+    batch = decode_event_batch(encode_batch(1.25, EVENTS, 2, encoding))  # type: ignore[arg-type]
     assert (batch.ts, batch.dp_rank, batch.unknown) == (1.25, 2, 0)
     assert len(batch.events) == len(EVENTS)
     for read, written in zip(batch.events, EVENTS, strict=True):
@@ -78,7 +78,7 @@ def test_older_and_newer_publishers_are_read() -> None:
     """Arrays of the first version had five fields; fields and batches may grow."""
     old = ["BlockStored", [1], None, [5, 6], 2]
     new = {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU", "group_idx": 0}
-    batch = decode_batch(msgspec.msgpack.encode([2, [old, new], 0, "later"]))
+    batch = decode_event_batch(msgspec.msgpack.encode([2, [old, new], 0, "later"]))
     assert [type(e).__name__.lstrip("_") for e in batch.events] == ["BlockStored", "BlockRemoved"]
 
 
@@ -86,14 +86,14 @@ def test_older_and_newer_publishers_are_read() -> None:
 def test_arrays_of_any_length_are_arrays(length: int) -> None:
     """msgpack has three forms of them."""
     event = ["BlockStored", [1], None, [5, 6], 2, *[None] * (length - 5)]
-    batch = decode_batch(msgspec.msgpack.encode([2, [event], 0]))
+    batch = decode_event_batch(msgspec.msgpack.encode([2, [event], 0]))
     assert len(batch.events) == 1 and batch.unknown == 0
 
 
 def test_what_is_unknown_in_a_batch_is_counted_and_the_rest_read() -> None:
     strange = [{"type": "BlockMoved"}, ["Nothing"], 7, {"type": "BlockRemoved"}, None]
     payload = msgspec.msgpack.encode([0.0, [*strange, {"type": "AllBlocksCleared"}], None])
-    batch = decode_batch(payload)
+    batch = decode_event_batch(payload)
     assert batch.unknown == len(strange)
     assert len(batch.events) == 1
 
@@ -101,7 +101,7 @@ def test_what_is_unknown_in_a_batch_is_counted_and_the_rest_read() -> None:
 @given(st.binary(max_size=64))
 def test_garbage_is_refused_or_counted_never_more(payload: bytes) -> None:
     try:
-        batch = decode_batch(payload)
+        batch = decode_event_batch(payload)
     except InvalidRequest:
         return
     assert batch.unknown >= 0

@@ -15,10 +15,11 @@ from protocol.errors import InvalidRequest
 from protocol.members import Members
 from protocol.openai import ChatCompletionRequest, StreamOptions, decode_chat
 from protocol.request_fields import RequestField
-from services.frontend import grammar, tool_use
-from services.frontend.anthropic.chats import chat_of as chat_of_message
-from services.frontend.messages import read_messages
-from services.frontend.responses.chats import chat_of as chat_of_response
+from services.frontend import tool_use
+from services.frontend.anthropic.chats import chat_of_message
+from services.frontend.grammars import requested as grammar
+from services.frontend.prompts.messages import read_messages
+from services.frontend.responses.chats import chat_of_response
 
 Json = dict[str, Any]
 TURN = {"role": "user", "content": "Hi"}
@@ -218,7 +219,7 @@ def test_every_object_has_a_place_here() -> None:
         (chats.STREAM_OPTIONS, StreamOptions),
         (responding.EFFORT, responses.Reasoning),
         (responding.TEXT, responses.TextOptions),
-        (anthropics.MESSAGE, anthropic.Message),
+        (anthropics.MESSAGE, anthropic.MessageTurn),
         (anthropics.TOOL, anthropic.Tool),
         (anthropics.TOOL_CHOICE, anthropic.ToolChoice),
         (anthropics.ENABLED, anthropic.Thinking),

@@ -7,8 +7,9 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat
-from protocol.rtp_config import HARMLESS, fields_of
+from protocol.rtp_config import HARMLESS, config_fields
 from protocol.rtp_requests import MAX_PROMPTS, RawRequest, decode_raw
+from protocol.rtp_status import StatusQuery
 
 # As RTP-LLM's clients write out their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -25,7 +26,7 @@ def raw(**body: Any) -> RawRequest:
 
 
 def test_defaults_ask_for_nothing_but_what_is_the_same() -> None:
-    found = fields_of(DEFAULTS, "generate_config")
+    found = config_fields(DEFAULTS, "generate_config")
     assert found == {"top_k": 0, "top_p": 1.0, "temperature": 1.0}
 
 
@@ -85,7 +86,7 @@ def test_what_is_wrong_is_named(body: Any, param: str) -> None:
 
 
 def test_harmless_members_are_taken_with_any_value() -> None:
-    assert fields_of(dict.fromkeys(HARMLESS, "x"), "c") == {}
+    assert config_fields(dict.fromkeys(HARMLESS, "x"), "c") == {}
 
 
 def test_a_chats_own_fields_go_before_its_extra_configs() -> None:
@@ -134,3 +135,10 @@ def test_only_a_chat_has_words_for_its_template() -> None:
 def test_a_prompt_is_a_text_or_messages(prompt: Any) -> None:
     with pytest.raises(InvalidRequest):
         raw(prompt=prompt)
+
+
+@pytest.mark.parametrize(("given", "known"), [(None, -1), (-1, -1), (0, 0), (7, 7)])
+def test_a_question_without_a_version_knows_nothing(given: int | None, known: int) -> None:
+    assert StatusQuery(latest_cache_version=given).keys_since == known
+    assert StatusQuery(latest_finished_version=given).ended_since == known
+    assert StatusQuery().keys_since == StatusQuery().ended_since == -1

@@ -10,8 +10,9 @@ from typing import Any, get_type_hints
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.flag_lists import urls
 from protocol.options import Rule, count, option, port_option, rule_of, seconds, sections
-from protocol.settings import misspelt, resolve, urls
+from protocol.settings import misspelt, resolve
 from proxy.config import ProxyConfig
 from services.master.config import MasterConfig
 from services.mock.config import MockConfig

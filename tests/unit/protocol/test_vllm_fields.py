@@ -3,10 +3,13 @@
 The lists are those of vLLM 0.32, written down by hand.
 """
 
+import tracemalloc
+
 import msgspec
 import pytest
 
 from protocol.errors import InvalidRequest
+from protocol.openai import decode_chat_batch
 from protocol.request_fields import Route
 from protocol.request_table import ALL_FIELDS
 from tests.unit.protocol.test_request_table import BODIES, DECODERS
@@ -58,3 +61,20 @@ def test_null_of_every_field_of_vllm_is_taken(route: Route) -> None:
             DECODERS[route](msgspec.json.encode({**BODIES[route], name: None}))
     with pytest.raises(InvalidRequest):
         DECODERS[route](msgspec.json.encode({**BODIES[route], "temprature": None}))
+
+
+MIB = 1 << 20
+
+
+def test_fields_in_common_are_held_once() -> None:
+    chats = [[{"role": "user", "content": [{"type": "text", "text": str(i)}]}] for i in range(64)]
+    data = msgspec.json.encode({"messages": chats, "user": "x" * MIB, "stop": ["a"], "seed": 7})
+    tracemalloc.start()
+    try:
+        decoded = decode_chat_batch(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * MIB
+    assert [chat.messages[0].content[0].text for chat in decoded] == [str(i) for i in range(64)]  # type: ignore[union-attr,index]
+    assert all((chat.stop, chat.seed) == (["a"], 7) for chat in decoded)

@@ -11,25 +11,25 @@ from msgspec import inspect
 
 from protocol import (
     bounds,
-    ec_params,
+    encoder_cache,
     event_frames,
     generate,
     generate_answers,
     kv_events,
     openai,
     openai_answers,
+    placement,
     refs,
     registry,
     rtp_status,
     types,
-    worker_views,
 )
 from protocol.bounds import check_opaque, within_bounds
 from protocol.errors import InvalidRequest
 
 MODULES = (
-    ec_params, event_frames, generate, generate_answers, kv_events, openai, openai_answers, refs,
-    registry, rtp_status, types, worker_views,
+    encoder_cache, event_frames, generate, generate_answers, kv_events, openai, openai_answers,
+    placement, refs, registry, rtp_status, types,
 )  # fmt: skip
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 MOST = 2**40
@@ -53,7 +53,7 @@ NUMBERS: dict[str, tuple[Any, tuple[float, float], tuple[float, float]]] = {
     "Penalty": (bounds.Penalty, (-2.0, 2.0), (BELOW(-2.0, -3.0), BELOW(2.0, 3.0))),
     "RepetitionPenalty": (bounds.RepetitionPenalty, (ABOVE, 1e9), (0.0, BELOW(1e9, 2e9))),
     "Bias": (bounds.Bias, (-100.0, 100.0), (BELOW(-100.0, -101.0), BELOW(100.0, 101.0))),
-    "BlockKey": (registry.BlockKey, (0, 2**64 - 1), (-1, -2)),
+    "BlockKey": (placement.BlockKey, (0, 2**64 - 1), (-1, -2)),
     "Count": (registry.Count, (0, MOST), (-1, MOST + 1)),
     "Amount": (registry.Amount, (0.0, 1e15), (-ABOVE, BELOW(1e15, 2e15))),
 }
@@ -170,17 +170,23 @@ def test_what_is_left_out_means_nothing_or_what_is_said_here() -> None:
 
 
 def test_what_masters_are_told_leaves_out_what_is_as_it_mostly_is() -> None:
-    kinds = [kind for kind in vars(registry).values() if isinstance(kind, type)]
-    own = [k for k in kinds if k.__module__ == registry.__name__ and issubclass(k, msgspec.Struct)]
+    own = [
+        kind
+        for module in (placement, registry)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and kind.__module__ == module.__name__
+        and issubclass(kind, msgspec.Struct)
+    ]
     whole = {kind.__name__ for kind in own if not kind.__struct_config__.omit_defaults}
     assert len(own) > 10 and whole == {"FinishedReports"}
 
 
 def test_lists_that_are_too_long_name_the_field() -> None:
-    wanted = registry.ScheduleRequest("r", 1, avoid=["x"] * 1025)
+    wanted = placement.ScheduleRequest("r", 1, avoid=["x"] * 1025)
     with pytest.raises(InvalidRequest, match="avoid"):
         within_bounds(wanted)
-    assert within_bounds(registry.ScheduleRequest("r", 1, avoid=["x"] * 1024)).avoid[-1] == "x"
+    assert within_bounds(placement.ScheduleRequest("r", 1, avoid=["x"] * 1024)).avoid[-1] == "x"
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 0, True, 2.0**80])

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.types import MMItem
-from services.frontend.render import Frontend, RenderedRequest
-from services.frontend.spec import OutputSpec
+from services.frontend.render import Frontend
+from services.frontend.spec import OutputSpec, RenderedRequest
 from services.http.server import version
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.scripted_apps import app_of

@@ -8,8 +8,15 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import DeadlineExceeded, InvalidRequest
-from protocol.registry import HEARTBEAT_PATH, REGISTER_PATH, Heartbeat, InstanceInfo, LeaseAnswer
-from protocol.worker_views import WORKERS_PATH, Workers
+from protocol.registry import (
+    HEARTBEAT_PATH,
+    REGISTER_PATH,
+    WORKERS_PATH,
+    Heartbeat,
+    InstanceInfo,
+    LeaseAnswer,
+    Workers,
+)
 from proxy.placement.master_client import MasterAway, MasterClient
 from proxy.upstream.client import UpstreamClient
 from tests.support.live_masters import running

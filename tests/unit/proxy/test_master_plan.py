@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.registry import InstanceRole, ItemPlacement, Placement, ScheduleRequest, Target
+from protocol.placement import ItemPlacement, Placement, ScheduleRequest, Target
+from protocol.registry import InstanceRole
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance

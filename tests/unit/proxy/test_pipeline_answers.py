@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from protocol.types import GenerateRequest
-from services.frontend.answering import Answering
-from services.frontend.render import RenderedRequest
-from services.frontend.spec import OutputSpec
+from services.frontend.answers.answering import Answering
+from services.frontend.spec import OutputSpec, RenderedRequest
 from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.scripted_workers import (

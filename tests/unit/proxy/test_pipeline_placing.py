@@ -22,16 +22,16 @@ from protocol.errors import (
     Unavailable,
 )
 from protocol.generate_answers import ChoiceBody
-from protocol.registry import (
+from protocol.placement import (
     FINISHED_PATH,
     SCHEDULE_PATH,
     Finished,
     FinishedReports,
-    LeaseAnswer,
     Placement,
     ScheduleRequest,
     Target,
 )
+from protocol.registry import LeaseAnswer
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
 from proxy.fleet.fleet_watcher import FleetWatcher

@@ -13,7 +13,8 @@ from proxy.placement.planner import Need, Plan
 from proxy.relay.needs import Needs
 from proxy.request_state import RequestState
 from services.frontend.config import FrontendConfig
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
+from services.frontend.spec import RenderedRequest
 from tests.support.clients import body_of
 from tests.support.conversations import asking, picture
 from tests.support.relay_failures import drop

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from protocol.errors import InvalidRequest
-from protocol.rtp_config import fields_of
+from protocol.rtp_config import config_fields
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -100,14 +100,14 @@ def test_members_of_rtp_llms_config_become_what_the_page_says() -> None:
     part = text("from-rtp-llm.md").partition("## generate_config")[2]
     named = {name for line in part.splitlines() for name in re.findall(r"`(\w+)`", line[:200])}
     config = {"stop_words_list": [[1]], "do_sample": False, "max_new_tokens": 5, "random_seed": 1}
-    assert fields_of(config, "") == {
+    assert config_fields(config, "") == {
         "max_tokens": 5, "seed": 1, "temperature": 0, "stop_token_ids": [1],
     }  # fmt: skip
     assert config.keys() - {"do_sample"} <= named
     for name in ("num_beams", "no_repeat_ngram_size", "return_logits", "thinking_mode"):
         assert name in named
         with pytest.raises(InvalidRequest, match=name):
-            fields_of({name: 5}, "")
+            config_fields({name: 5}, "")
 
 
 def test_every_test_that_shows_a_capability_exists() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from protocol.errors import InternalError, InvalidRequest, TriptychError
+from protocol.sampling_checks import check_request
 from protocol.types import (
     GenerateRequest,
     PositionLogprobs,
@@ -16,7 +17,6 @@ from protocol.types import (
     SamplingParams,
     TokenLogprob,
 )
-from protocol.vocabulary import check_request
 from services.worker.beam_search import BeamSearch
 from services.worker.beam_steps import beam_steps, prompt_of_beams
 

@@ -1,0 +1,117 @@
+"""`ec_transfer_params`: what encoders and their callers say of embeddings.
+
+Pulled: vLLM keys an entry by the client's uuid where there is one; embeddings here are kept by
+content. An entry keyed by a uuid therefore says the content's `mm_hash` too, and proxies hand it
+back as they got it.
+
+Pushed: encoders write embeddings to a consumer named to them, which listens on one ZMQ address for
+each of its data-parallel ranks. Proxies learn these from flags or from `POST /instances`. Source:
+vLLM 0.33, `ECMooncakeConnector` and its example proxy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeGuard
+
+import msgspec
+
+from protocol.errors import InvalidRequest, NotServing
+from protocol.types import EncodeOutput, EncodeRequest
+
+MAX_NAME_CHARS = 256
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
+_CONTENT = "mm_hash"
+
+
+def is_mm_hash(name: object) -> TypeGuard[str]:
+    """Whether `name` can be an mm_hash. It may become a file's name, so it has only letters, digits
+    and _-.: and does not begin with a dot."""
+    return isinstance(name, str) and len(name) <= MAX_NAME_CHARS and bool(_NAME.fullmatch(name))
+
+
+def named_entry(uuid: str, mm_hash: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry that an encoder reports under the client's `uuid`."""
+    return entry if uuid == mm_hash else {**entry, _CONTENT: mm_hash}
+
+
+def reported(params: dict[str, Any] | None, uuid: str) -> dict[str, Any]:
+    """What an encoder said of the item that the client calls `uuid`; {} if nothing."""
+    entry = (params or {}).get(uuid)
+    return entry if isinstance(entry, dict) else {}
+
+
+def content_name(params: dict[str, Any] | None, uuid: str) -> str:
+    """The mm_hash of the item that the client calls `uuid`: `uuid` itself if no entry says."""
+    name = reported(params, uuid).get(_CONTENT)
+    return name if isinstance(name, str) else uuid
+
+
+def by_content(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`params`, whose entries are also found by the mm_hash of their content."""
+    if not params:
+        return params
+    found = {content_name(params, uuid): reported(params, uuid) for uuid in params}
+    return {**{name: entry for name, entry in found.items() if is_mm_hash(name)}, **params}
+
+
+RANK_HEADER = "x-data-parallel-rank"
+CONSUMER, ITEMS, TRANSFER_ID = "consumer_zmq", "ec_items", "transfer_id"
+_FIELD = "ec_zmq_addrs"
+_ADDRESS = re.compile(r"tcp://[!-+\--.0-~]{1,255}:[0-9]{1,5}")  # printable, without / and comma
+
+
+def is_consumer_address(text: str) -> bool:
+    """Whether this is `tcp://HOST:PORT`."""
+    return bool(_ADDRESS.fullmatch(text)) and 0 < int(text.rpartition(":")[2]) < 65536
+
+
+def split_addresses(text: str) -> list[str]:
+    """The addresses of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def consumer_addresses(given: list[str] | str | None, dp_size: int, role: str) -> list[str]:
+    """The addresses in a body of `POST /instances`, one for each of `dp_size` ranks; none if the
+    worker fetches embeddings by itself. Raises `InvalidRequest`."""
+    addresses = split_addresses(given) if isinstance(given, str) else given or []
+    if not addresses:
+        return []
+    if role == "encode":
+        raise _invalid("an encode worker receives no embeddings, so it has no such addresses")
+    if len(addresses) != dp_size:
+        raise _invalid(
+            f"{len(addresses)} addresses for {dp_size} data-parallel ranks (dp_size); give one for"
+            " each rank"
+        )
+    for address in addresses:
+        if not is_consumer_address(address):
+            raise _invalid(f"'{address[:128]}' is not tcp://HOST:PORT")
+    return addresses
+
+
+def for_encoder(address: str, transfer_id: str) -> dict[str, Any]:
+    """`ec_transfer_params` of an encode request with one item: where its embedding goes, and the
+    name of the transfer."""
+    return {CONSUMER: address, ITEMS: [{TRANSFER_ID: transfer_id}]}
+
+
+def _invalid(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{_FIELD}: {problem}", param=_FIELD)
+
+
+async def held_only(
+    request: EncodeRequest, encode: Callable[[EncodeRequest], Awaitable[list[EncodeOutput]]]
+) -> list[EncodeOutput]:
+    """What a worker that drains answers to an encode call: the items that it has. `NotServing` if
+    another one came with its data, which another worker must encode."""
+    asked = [msgspec.structs.replace(item, data=None) for item in request.items]
+    outputs = await encode(msgspec.structs.replace(request, items=asked))
+    # What came with its data must be encoded elsewhere; what was only asked for may be missing.
+    brought = {item.mm_hash for item in request.items if item.data is not None}
+    if any(output.missing and output.mm_hash in brought for output in outputs):
+        raise NotServing(
+            "this worker is draining or stopping and accepts no requests", retry_after_s=1.0
+        )
+    return outputs

@@ -1,0 +1,13 @@
+"""Media of requests: fetched, checked before they are decoded, measured and named by content.
+
+items            `ItemLoader`: the media of one request, all of the below together
+kinds            how a picture or a clip is checked, measured and named
+fetching         a media URL to bytes: data:, http(s), file://, within limits
+lookups          host names to addresses, and which of these may be fetched from
+store            bytes of requests under way, bounded in memory; media a client may name by uuid
+off_loop         long work beside the event loop: base64 in slices, bounded threads
+image            a picture's size without decoding it, and its canonical decoding to RGB
+picture_formats  headers of PNG, JPEG, GIF, BMP and TIFF; `webp`: of WebP
+picture_header   what the header of any picture says; EXIF and XMP
+pixel_bounds     how large pictures and frames may become, by `mm_processor_kwargs`
+"""
