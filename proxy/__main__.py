@@ -21,15 +21,14 @@ from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
 from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
-from proxy.app import OPENED, served
+from proxy.app import OPENED, grpc_doors, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
-from proxy.grpc_door import grpc_doors
 from proxy.processes import BAD_CONFIGURATION, Processes
 from proxy.relay import serving
-from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
+from proxy.relay.request import Entry
 from proxy.siblings import Siblings
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models

@@ -20,8 +20,7 @@ from typing import Protocol, TypeVar
 from protocol.errors import RateLimited, TriptychError, Unavailable
 from protocol.request_record import Call
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.refusals import NoWorker, WorkerUnknown
+from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries

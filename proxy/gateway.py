@@ -13,14 +13,13 @@ from protocol.pooling import check_task
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
-from proxy.answer_usage import note_usage
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
 from proxy.placement.planner import Planner
 from proxy.recent_requests import RecentRequests
-from proxy.request_log import RequestLog
+from proxy.request_log import RequestLog, note_usage
 from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline, ServedModel
 from proxy.upstream.client import UpstreamClient

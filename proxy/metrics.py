@@ -15,7 +15,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.model_figures import ModelFigures
-from proxy.upstream.traffic import Traffic
+from proxy.upstream.connection_pool import Traffic
 from services.http.histogram import LightHistogram
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from protocol.request_record import RequestRecord
-from proxy.answer_usage import note_usage
+from proxy.request_log import note_usage
 
 MARK = "page-"
 """Begins the id of each request that the page itself asks. The rest of it is drawn at random, so

@@ -15,7 +15,7 @@ from protocol.types import Role
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
-from proxy.worker_urls import split_urls
+from proxy.worker_options import split_urls
 
 logger = logging.getLogger(__name__)
 _LOOKUP_S = 5.0

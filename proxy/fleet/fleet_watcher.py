@@ -13,7 +13,7 @@ from protocol.registry import InstanceInfo, InstanceRole
 from protocol.types import Role
 from protocol.worker_views import WORKERS_PATH, Workers, WorkerView
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.served_models import RenderedModels
 from proxy.fleet.worker import Instance, stage_of
 from proxy.placement.master_client import MasterAway, MasterClient
 

@@ -10,15 +10,13 @@ from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, Tripty
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.fleet.refusals import WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.placement.master_client import MasterClient
+from proxy.placement.master_client import MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
-from proxy.placement.reporter import Reporter
 from proxy.request_state import RequestState
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,13 @@
-"""The masters: one is asked, the next one if it fails."""
+"""The masters: one is asked, the next one if it fails, and told how requests went."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,6 +16,8 @@ import msgspec
 
 from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
+from protocol.registry import FINISHED_PATH, Finished, FinishedReports, LeaseAnswer
+from protocol.worker_views import SUSPECT_PATH, Suspected
 from proxy.upstream.client import UpstreamClient, check_status
 from proxy.upstream.failures import ProxyExhausted
 from proxy.upstream.patience import Patience
@@ -23,6 +28,9 @@ _HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
 _SILENT_S = 7.0
 _UNHEARD_S = 2.0
+_TOGETHER_S = 0.01
+_TELL_S = 2.0
+_MOST_REPORTS = 4096
 
 
 class MasterAway(UpstreamError):
@@ -146,3 +154,42 @@ def _decoded(answer: bytes, kind: type[_T]) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"the answer is not a valid {kind.__name__} in msgpack: {error}"
         raise UpstreamError(what) from None
+
+
+class Reporter:
+    """Tells of stages that are over, in batches, and of workers that take no requests. What cannot
+    be told lapses at the master. At most `_MOST_REPORTS` reports wait; the oldest are dropped."""
+
+    def __init__(self, client: MasterClient) -> None:
+        self._client = client
+        self._waiting: deque[Finished] = deque(maxlen=_MOST_REPORTS)
+        self._suspects: dict[str, str] = {}
+        self._some = asyncio.Event()
+
+    def add(self, report: Finished) -> None:
+        self._waiting.append(report)
+        self._some.set()
+
+    def suspect(self, instance_id: str, generation: str) -> None:
+        """This worker takes no requests."""
+        self._suspects[instance_id] = generation
+        self._some.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(_TOGETHER_S)
+            self._some.clear()
+            suspects, self._suspects = self._suspects, {}
+            reports = list(self._waiting)
+            self._waiting.clear()
+            if self._client.present:
+                for name, generation in suspects.items():
+                    await self._tell(SUSPECT_PATH, Suspected(name, generation))
+                if reports:
+                    await self._tell(FINISHED_PATH, FinishedReports(reports))
+
+    async def _tell(self, path: str, body: Suspected | FinishedReports) -> None:
+        with contextlib.suppress(TriptychError):
+            await self._client.post(path, body, LeaseAnswer, time.monotonic() + _TELL_S)

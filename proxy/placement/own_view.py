@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, Unreadable
 from proxy.fleet.pairing import hands_over, reader_of
-from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState

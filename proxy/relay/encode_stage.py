@@ -14,9 +14,8 @@ from protocol.ec_push import for_encoder
 from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import rendezvous
+from proxy.fleet.fleet import Unreadable, rendezvous
 from proxy.fleet.pairing import common_reader
-from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner

@@ -18,8 +18,7 @@ from proxy.relay.passed_routes import PassedRoute
 from proxy.request_state import RequestState
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
-from proxy.upstream.patience import Patience
-from proxy.upstream.raw_answer import RawAnswer
+from proxy.upstream.patience import Patience, RawAnswer
 
 _BYTES_PER_TOKEN = 4
 _ONE_WORKER = 1  # a request for one token is not split into prefill and decode

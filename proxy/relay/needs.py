@@ -25,13 +25,11 @@ from protocol.openai import (
 )
 from protocol.types import GenerateRequest
 from proxy.fleet.fleet import Fleet
-from proxy.placement.needs import ModelNames, need_of
-from proxy.placement.planner import Need
+from proxy.placement.planner import ModelNames, Need, need_of
 from proxy.relay.data_urls import STAND_IN
-from proxy.relay.description import Description, ServedAs
 from proxy.relay.media import MediaItem
 from proxy.relay.message_keys import predicted_need
-from proxy.relay.request_state import RelayedRequest
+from proxy.relay.request_state import Description, RelayedRequest, ServedAs
 from services.frontend.render import Frontend
 
 _AT_HAND = ("data:", STAND_IN)

@@ -22,7 +22,7 @@ from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.forwarder import Forwarder, PassedRequest
 from proxy.relay.lacking import HolderLacksRoute, NoRoute
-from proxy.relay.own_names import OwnNames
+from proxy.relay.model_list import OwnNames
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
 from proxy.relay.request import named_id
 from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of

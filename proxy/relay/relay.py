@@ -13,17 +13,17 @@ from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, Tri
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody, may_hold_media
+from proxy.relay.model_list import OwnNames
 from proxy.relay.needs import Needs
-from proxy.relay.own_names import OwnNames
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.stages import RelayStages
 from proxy.request_state import Caller
-from proxy.upstream.alarm import Alarm
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
+from proxy.upstream.time_limits import Alarm
 from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""A client's request as the hot path reads it."""
+"""A client's request as the hot path reads it: whose it is, what it must bring, what goes on.
+
+The hot path has its own checks: a relayed request passes none of the application's middleware.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from protocol.openai import CHAT_PATH
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.server_options import CorsOptions
+from services.http.access import ApiKeys
+from services.http.browsers import JSON, cors_headers, is_structured, not_json
 from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
 
 _MAX_ID = 128
@@ -16,6 +22,44 @@ _MAX_ID = 128
 # what a worker is charged with.
 _PLAIN = re.compile(rb"[\x20-\x7e]+").fullmatch
 _SESSION, _TIMEOUT = SESSION_HEADER.encode(), TIMEOUT_HEADER.encode()
+Pairs = tuple[tuple[bytes, bytes], ...]
+_ROUTES = tuple(
+    f"POST {path}{end}".encode() for path in (CHAT_PATH, COMPLETIONS_PATH) for end in " ?"
+)
+_LONGEST = max(map(len, _ROUTES))
+
+
+def is_relayed(data: bytes) -> bool | None:
+    """Whether a request that begins so is for a relayed route; None if it is too early to tell."""
+    if data.startswith(_ROUTES):
+        return True
+    if len(data) < _LONGEST and any(route.startswith(data) for route in _ROUTES):
+        return None
+    return False
+
+
+class Entry:
+    """What a request must bring before it is taken, and what its answer says to browsers. Looked
+    at once a request's headers are there; they are by lower-case name."""
+
+    def __init__(self, keys: ApiKeys, cors: CorsOptions) -> None:
+        self._keys = keys if keys else None
+        self._cors = cors if cors.allowed_origins else None
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """`Unauthorized` without a key where one is needed, `UnsupportedMedia` unless the body is
+        said to be JSON."""
+        if self._keys is not None:
+            error = self._keys.refusal(headers.get(b"authorization", b""))
+            if error is not None:
+                raise error
+        content_type = headers.get(b"content-type", b"")
+        if content_type != JSON and not is_structured(content_type):
+            raise not_json(content_type)
+
+    def extra(self, headers: Mapping[bytes, bytes]) -> Pairs:
+        """Header fields of the answer."""
+        return () if self._cors is None else cors_headers(self._cors, headers.get(b"origin", b""))
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> bytes:

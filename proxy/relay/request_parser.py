@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import KnownHeads
 from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
 
 _SMALL = 4096

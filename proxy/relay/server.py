@@ -14,17 +14,12 @@ from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.request_record import RequestRecord
-from proxy.relay.counted_in import BodyRoom, Places
-from proxy.relay.entry import Entry
-from proxy.relay.first_bytes import is_relayed
-from proxy.relay.flow import Flow
-from proxy.relay.hot_path import HotPath
-from proxy.relay.request import ClientRequest, request_id_of
+from proxy.relay.hot_path import BodyRoom, Flow, HotPath, Places
+from proxy.relay.request import ClientRequest, Entry, is_relayed, request_id_of
 from proxy.relay.request_parser import RequestHead, RequestParser
 from proxy.relay.response import ClientResponse
-from proxy.upstream.alarm import Alarm
-from proxy.upstream.http1 import CONTINUE
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import CONTINUE, KnownHeads
+from proxy.upstream.time_limits import Alarm
 from services.http.client_bounds import TooSlow
 from services.http.intake import LARGE
 from services.http.listener import Listener

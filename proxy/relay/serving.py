@@ -10,8 +10,8 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from protocol.server_options import TlsOptions
-from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
+from proxy.relay.request import Entry
 from proxy.relay.server import ClientConnection
 from services.http.client_bounds import Pace
 from services.http.lame_duck import LameDuck

@@ -10,14 +10,12 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
-from proxy.relay.cached_tokens import with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
-from proxy.relay.releases import Releases
-from proxy.relay.request_state import RelayedRequest
+from proxy.relay.request_state import RelayedRequest, with_cached_tokens
 from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
-from proxy.relay.stage_workers import StageWorkers
+from proxy.relay.stage_workers import Releases, StageWorkers
 from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange

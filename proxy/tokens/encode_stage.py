@@ -16,7 +16,7 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries

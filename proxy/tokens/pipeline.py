@@ -11,8 +11,7 @@ from protocol.errors import TriptychError, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.metrics import Timeline
-from proxy.placement.needs import ModelNames, need_of
-from proxy.placement.planner import Plan, Planner
+from proxy.placement.planner import ModelNames, Plan, Planner, need_of
 from proxy.request_state import Caller
 from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages

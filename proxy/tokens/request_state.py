@@ -13,7 +13,7 @@ import msgspec
 
 from protocol.errors import RequestAborted, UpstreamError
 from protocol.types import GenerateRequest, MMItem, RequestOutput
-from proxy.placement.needs import ModelNames
+from proxy.placement.planner import ModelNames
 from proxy.request_state import RequestState
 
 ANY_TOKEN = 1 << 31  # more than any vocabulary has

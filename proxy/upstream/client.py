@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
@@ -19,15 +21,14 @@ from protocol.generate import INSTANCE_HEADER
 from proxy.upstream.failures import (
     NOT_A_WORKER,
     OTHER_INSTANCE,
+    UNREACHABLE,
     WRONG_KEY,
     CallFailed,
     is_no_worker,
 )
 from proxy.upstream.messages import Messages
-from proxy.upstream.patience import Patience, patiently
-from proxy.upstream.raw_answer import RawAnswer, next_piece, read_whole
-from proxy.upstream.reach import reachable
-from proxy.upstream.unhurried import unhurried
+from proxy.upstream.patience import Patience, RawAnswer, next_piece, patiently, read_whole
+from proxy.upstream.time_limits import unhurried
 from services.http.tasks import ended
 
 _MAX_EVENT = 1 << 24
@@ -165,6 +166,22 @@ class UpstreamClient:
         """Read what is left of a `stream` whose reader has all it needs, beside everything else and
         for a moment at most: its connection is kept then, and closed otherwise."""
         self.beside(_leftover(events))
+
+
+async def reachable(url: str, timeout_s: float) -> bool:
+    """False if neither a connection nor a refusal comes: a host that is off or cut off. A process
+    that is stopped or busy is reachable, as its kernel takes connections for it."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        connecting = asyncio.open_connection(parts.hostname, port)
+        _, writer = await unhurried(connecting, timeout_s)
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return isinstance(error, socket.gaierror) or error.errno not in UNREACHABLE
+    writer.transport.abort()
+    return True
 
 
 async def _leftover(events: AsyncGenerator[bytes, None]) -> None:

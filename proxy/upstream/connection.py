@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from proxy.upstream.alarm import Alarm
 from proxy.upstream.answer import AnswerHead, Body
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import KnownHeads
+from proxy.upstream.time_limits import Alarm
 
 _SMALL = 4096
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.upstream.answer import Answer, AnswerLimits, Body
-from proxy.upstream.answer_parser import AnswerParser, NotHttp
+from proxy.upstream.answer import Answer, AnswerLimits, AnswerParser, Body, NotHttp
 from proxy.upstream.connection import Connection
 from proxy.upstream.failures import SILENT, CallFailed
 from proxy.upstream.sse import EventCutter, EventTooLong

@@ -7,6 +7,7 @@ and a shortage of this process counts against no worker.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,6 @@ from protocol.errors import (
 from protocol.fleet_key import refuses_key
 from protocol.shortage import is_own_shortage
 from proxy.upstream.answer import Answer
-from proxy.upstream.reach import UNREACHABLE
 
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
@@ -34,6 +34,8 @@ REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
 SILENT, UNCONNECTED, OTHER_INSTANCE = "silent", "unconnected", "other_instance"
 _GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED, OTHER_INSTANCE)
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+"""What the system says of a host that it gets no answer from."""
 
 
 class CallFailed(UpstreamError):

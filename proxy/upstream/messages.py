@@ -10,9 +10,8 @@ from protocol.errors import DeadlineExceeded
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.generate import MSGPACK
 from proxy.upstream.answer import Answer, AnswerLimits
-from proxy.upstream.connection_pool import ConnectionPool
+from proxy.upstream.connection_pool import ConnectionPool, Traffic
 from proxy.upstream.failures import CallFailed
-from proxy.upstream.traffic import Traffic
 
 _MAX_ANSWER = 1 << 28
 _FIELDS = f"accept: {MSGPACK}\r\n".encode()

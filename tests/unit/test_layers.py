@@ -77,10 +77,10 @@ ALLOWED = {
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
-    ("proxy.worker_urls", "proxy.flag_scopes", "proxy.model_options", "proxy.siblings",
-        "proxy.processes"),
-    ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker"),
-    ("proxy.model_figures", "proxy.request_log", "proxy.recent_requests"),
+    ("proxy.worker_options", "proxy.limit_options", "proxy.model_options", "proxy.flag_scopes",
+        "proxy.siblings", "proxy.processes"),
+    ("proxy.config", "proxy.model_figures", "proxy.request_log"),
+    ("proxy.recent_requests",),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),
@@ -94,7 +94,6 @@ PROXY = (
     ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
     ("proxy.api_routes",),
     ("proxy.app", "proxy.assembly"),
-    ("proxy.grpc_door",),
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (

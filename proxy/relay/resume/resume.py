@@ -18,7 +18,7 @@ from protocol.errors import TriptychError
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.bodies import TOKEN_IDS

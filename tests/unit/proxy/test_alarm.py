@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from proxy.upstream.alarm import Alarm
+from proxy.upstream.time_limits import Alarm
 
 
 class Timer:

@@ -4,11 +4,11 @@ import pytest
 
 from protocol.errors import ConfigError
 from protocol.settings import resolve
-from proxy.assembly import make_fleet
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.from_flags import make_fleet
 from proxy.fleet.worker import Instance
-from proxy.relay.consumer import Consumer
+from proxy.relay.request_state import Consumer
 
 URLS = "http://d1:1,http://d2:1"
 FOUR = "tcp://d1:7001,tcp://d1:7002, tcp://d2:7001,tcp://d2:7002"

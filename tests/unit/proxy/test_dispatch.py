@@ -15,8 +15,7 @@ from protocol.errors import (
     UpstreamError,
 )
 from proxy.dispatch import Dispatch, Retrying
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries

@@ -11,8 +11,8 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeOutput, MMItem
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.own_model import OwnModel, OwnModels
-from proxy.placement.needs import ModelNames
 from proxy.placement.own_view import by_load
+from proxy.placement.planner import ModelNames
 from proxy.tokens.pipeline import ServedModel
 from tests.support.scripted_workers import Worker, asking, before
 from tests.support.waiting import eventually

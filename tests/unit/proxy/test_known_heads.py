@@ -4,9 +4,8 @@ import pytest
 
 from protocol.errors import PayloadTooLarge
 from proxy.relay.request_parser import RequestHead, RequestParser
-from proxy.upstream.answer import AnswerHead
-from proxy.upstream.answer_parser import AnswerParser
-from proxy.upstream.known_heads import KnownHeads, MessageHead
+from proxy.upstream.answer import AnswerHead, AnswerParser
+from proxy.upstream.http1 import KnownHeads, MessageHead
 
 ANSWER = (
     b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-length: %d\r\n"

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.registry import InstanceRole, ItemPlacement, Placement, ScheduleRequest, Target
-from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.worker import Instance
+from proxy.fleet.worker import Breaker, Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.planner import Need, Plan

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.mistakes import MistakeLog, mistakes_of
+from proxy.fleet.fleet_log import MistakeLog, mistakes_of
 from proxy.fleet.own_model import OwnModel, OwnModels
 
 SAME = "m@abc:layout:shm"

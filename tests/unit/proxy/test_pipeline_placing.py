@@ -34,13 +34,12 @@ from protocol.registry import (
 )
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.own_model import OwnModel, OwnModels
-from proxy.fleet.refusals import NoWorker
 from proxy.placement.by_master import MasterPlanner
-from proxy.placement.master_client import MasterClient
-from proxy.placement.needs import ModelNames
-from proxy.placement.reporter import Reporter
+from proxy.placement.master_client import MasterClient, Reporter
+from proxy.placement.planner import ModelNames
 from proxy.tokens.pipeline import Pipeline, ServedModel
 from tests.support.scripted_workers import (
     DONE,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.worker import Breaker
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_parser import RequestParser

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.state_log import StateLog
+from proxy.fleet.fleet_log import StateLog
 from proxy.fleet.worker import Instance
 
 URL = "http://d:1"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from proxy.upstream.unhurried import unhurried
+from proxy.upstream.time_limits import unhurried
 
 
 async def turns(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Workers that encoders push embeddings to, as flags name them."""
+"""The fleet that flags describe: its workers, and where encoders push embeddings to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ from protocol.ec_push import is_consumer_address, split_addresses
 from protocol.errors import ConfigError
 from protocol.settings import NO_URLS
 from proxy.config import ProxyConfig
+from proxy.fleet.dns import names_of
 from proxy.fleet.fleet import Fleet
-from proxy.worker_urls import split_urls
+from proxy.fleet.own_model import OwnModels
+from proxy.fleet.worker import Breaker
+from proxy.worker_options import split_urls
 
 _ADDRESSES, _SIZE = "--ec-consumer-zmq-addrs", "--ec-consumer-dp-size"
+
+
+def make_fleet(config: ProxyConfig, *, pools: bool = False, own: OwnModels | None = None) -> Fleet:
+    """`ConfigError` without a worker that decodes, where none can be added later. A model that
+    `pools` needs only workers that prefill. `own`: as of `Fleet`."""
+    fleet = Fleet.from_urls(
+        config.encode_servers_urls,
+        config.prefill_servers_urls,
+        config.decode_servers_urls,
+        lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
+        own,
+    )
+    name_consumers(fleet, config)
+    fleet.force_dialect(config.dialect)
+    named = fleet.decode or any(name.role == "decode" for name in names_of(config))
+    if pools:
+        named = named or fleet.prefill or any(name.role == "prefill" for name in names_of(config))
+    if not named and not config.master_url and not config.admin_api_key:
+        flag = "--prefill-servers-urls" if pools else "--decode-servers-urls"
+        raise ConfigError(
+            f"{flag}: at least one worker is needed, or --master-url, or an --admin-api-key to add"
+            " one with"
+        )
+    return fleet
 
 
 def name_consumers(fleet: Fleet, config: ProxyConfig) -> None:
