@@ -38,7 +38,7 @@ class ProxyConfig(
     TlsOptions,
     TraceOptions,
 ):
-    """Resolved once at start. The help shows its own flags first, then those of each base in turn."""
+    """Resolved once at start. The help shows its own flags first, then those of each base."""
 
     notes: ClassVar[Mapping[str, str]] = NOTES
     host: str = option(

@@ -15,7 +15,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
-from proxy.relay.worker_headers import for_worker
+from proxy.relay.request import for_worker
 from services.http.openai import JSON
 
 Card = dict[str, Any]

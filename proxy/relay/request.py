@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from fastapi import Request
+
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.server_options import CorsOptions
 from services.http.access import ApiKeys
 from services.http.browsers import JSON, cors_headers, is_structured, not_json
 from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
+from services.http.errors import drawn_id
+from services.http.records import traced_headers
 
 _MAX_ID = 128
 # Servers disagree about what other bytes say, and some fail at them: a client's header must not be
@@ -143,3 +147,18 @@ class ClientRequest:
         if given is None:
             return longest
         return min(seconds_of(given.decode("latin-1")), longest)
+
+
+def for_worker(request: Request, *, keyed: bool) -> dict[str, str]:
+    """The request's id, its trace, and who asks. `keyed`: the client's key is for the proxy alone.
+    The content type is the caller's to add."""
+    given = _plain(request, "x-request-id").get("x-request-id", "")[:_MAX_ID]
+    found = {"x-request-id": given or drawn_id(request.scope)}
+    found |= traced_headers(dict(request.headers.raw))
+    return found if keyed else found | _plain(request, "authorization")
+
+
+def _plain(request: Request, name: str) -> dict[str, str]:
+    """A header of printable ASCII; servers disagree about others."""
+    value = request.headers.get(name, "")
+    return {name: value} if value and value.isascii() and value.isprintable() else {}

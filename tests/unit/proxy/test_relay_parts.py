@@ -11,9 +11,9 @@ from starlette.requests import Request
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.fleet.worker import Breaker
 from proxy.relay.data_urls import DataUrls
+from proxy.relay.passed_request import passed_on
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_parser import RequestParser
-from proxy.relay.worker_headers import passed_on
 from proxy.upstream.answer import size_of
 from proxy.upstream.sse import EventCutter, EventTooLong
 
