@@ -56,13 +56,13 @@ def mistakes_of(fleet: Fleet) -> list[str]:
     """A sentence for each mistake, which names the workers and the flags to look at."""
     found = about_own_models(fleet)
     if fleet.models.rendered:
-        return found + _of_each(fleet, attrgetter("rendered"))
+        return found + _model_by_model(fleet, attrgetter("rendered"))
     if fleet.watched and fleet.models.several:
-        return found + _of_each(fleet, attrgetter("model"))
+        return found + _model_by_model(fleet, attrgetter("model"))
     return found + _among(fleet.encode, fleet.prefill, fleet.decode)
 
 
-def _of_each(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[str]:
+def _model_by_model(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[str]:
     """Of the workers of one model after the other."""
     found: list[str] = []
     groups = (fleet.encode, fleet.prefill, fleet.decode)

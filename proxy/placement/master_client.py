@@ -18,7 +18,7 @@ from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamE
 from protocol.generate import MSGPACK
 from protocol.registry import FINISHED_PATH, Finished, FinishedReports, LeaseAnswer
 from protocol.worker_views import SUSPECT_PATH, Suspected
-from proxy.upstream.client import UpstreamClient, check_status
+from proxy.upstream.client import UpstreamClient, raise_for_status
 from proxy.upstream.failures import ProxyExhausted
 from proxy.upstream.patience import Patience
 
@@ -84,7 +84,7 @@ class MasterClient:
         url = self.url
         try:
             answer = await self._client.get(url + path, Patience.of(timeout_s), _HEADERS)
-            found = _decoded(answer, kind)
+            found = _from_msgpack(answer, kind)
         except ProxyExhausted as error:  # the master was not asked
             raise MasterAway(f"master {url}: {error.message}") from None
         except TriptychError as error:
@@ -109,7 +109,7 @@ class MasterClient:
             asked.add(url)
             try:
                 answer = await self._posted(url, path, data, deadline, trace)
-                found = _decoded(answer, kind)
+                found = _from_msgpack(answer, kind)
             except TriptychError as error:
                 if not _is_broken(error):
                     raise
@@ -129,7 +129,7 @@ class MasterClient:
             return await self._client.post(url + path, data, {**_HEADERS, **trace}, patience)
         answer = await self._client.messages.post(url, path, data, deadline, trace)
         after = answer.retry_after.decode("latin-1")
-        check_status(url + path, answer.status, answer.body, after, called=True)
+        raise_for_status(url + path, answer.status, answer.body, after, called=True)
         return answer.body
 
     def _patience(self, url: str, deadline: float) -> Patience:
@@ -148,7 +148,7 @@ def _is_broken(error: TriptychError) -> bool:
     return isinstance(error, UpstreamError) or error.status == InternalError.status
 
 
-def _decoded(answer: bytes, kind: type[_T]) -> _T:
+def _from_msgpack(answer: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -55,36 +55,31 @@ class HotPath(Protocol):
         be told whose stream is forwarded, None at its end."""
 
 
-class Places:
-    """Requests that a connection has counted in: the one under way, and any whose large answer the
-    client has not taken yet."""
-
-    def __init__(self, hot: HotPath) -> None:
-        self._hot = hot
-        self._taken = 0
-
-    def enter(self) -> None:
-        """Raises while no request can be taken."""
-        self._hot.enter()
-        self._taken += 1
-
-    def leave(self, keep: int = 0) -> None:
-        while self._taken > keep:
-            self._taken -= 1
-            self._hot.leave()
-
-
-class BodyRoom:
-    """Counts a large body's bytes until its request is over: another attempt may need them.
-    `give_up` is called if the body has stalled, and others need the room."""
+class HotShare:
+    """What a client connection has of the hot path: places for the request under way, and for any
+    whose large answer the client has not taken yet; room for a large body until its request is
+    over, as another attempt may need it. `give_up` is called if the body has stalled, and others
+    need the room."""
 
     def __init__(self, hot: HotPath, give_up: Callable[[], None]) -> None:
         self._hot = hot
         self._give_up = give_up
+        self._places = 0
         self._claim: Claim | None = None
 
+    def enter(self) -> None:
+        """A request takes a place. Raises while none can be taken."""
+        self._hot.enter()
+        self._places += 1
+
+    def leave(self, keep: int = 0) -> None:
+        """Give places back, all but those to `keep`."""
+        while self._places > keep:
+            self._places -= 1
+            self._hot.leave()
+
     def hold(self, size: int, *, complete: bool) -> None:
-        """So many bytes have come by now."""
+        """So many bytes of the body have come by now."""
         if size <= _COUNTED:
             return
         if self._claim is None:
@@ -97,9 +92,15 @@ class BodyRoom:
             self._claim.complete()
 
     def let_go(self) -> None:
+        """The body is needed no more."""
         if self._claim is not None:
             self._claim.close()
             self._claim = None
+
+    def close(self) -> None:
+        """Give back all."""
+        self.leave()
+        self.let_go()
 
 
 class Flow:

@@ -35,7 +35,7 @@ def listing(gateway: Gateway) -> APIRouter:
 
     async def cards(request: Request) -> list[Card]:
         """Of all models; of a model whose worker does not answer there are none."""
-        asked = [told(request, worker) for worker in _of_each(gateway)]
+        asked = [told(request, worker) for worker in _one_of_each_model(gateway)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[str, Card] = {}
         for answer in answers:
@@ -65,7 +65,7 @@ def listing(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _of_each(gateway: Gateway) -> list[Instance]:
+def _one_of_each_model(gateway: Gateway) -> list[Instance]:
     """A decode worker for each set of names, so that adapters of a few workers are told too;
     `NoWorker` if there is none."""
     fleet = gateway.fleet

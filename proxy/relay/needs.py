@@ -65,7 +65,7 @@ class Needs:
         wanted: GenerateRequest | None = None
         if self._frontend is not None and prompt is not None:
             prompt.model = served_as.name
-            wanted = await _rendered(self._frontend, prompt, request.request_id)
+            wanted = await _render(self._frontend, prompt, request.request_id)
         items = len(request.body.items)
         if wanted is not None and len(wanted.mm_items) == items:
             need, exact = need_of(_packed(wanted), served_as.keyed), True
@@ -110,7 +110,7 @@ class Needs:
         return ModelNames()
 
 
-async def _rendered(
+async def _render(
     frontend: Frontend, prompt: ChatCompletionRequest | CompletionRequest, request_id: str
 ) -> GenerateRequest | None:
     """None for what only the workers know how to render."""

@@ -135,7 +135,7 @@ class RelayedRequest(RequestState):
             begin = sink = self.recorder.feed
         if self.cached_tokens is not None and self.body.fields.get("stream_options"):
             # Only such streams tell a count; the others' events are not looked at.
-            return telling(self.cached_tokens, begin), telling(self.cached_tokens, sink)
+            return recounted(self.cached_tokens, begin), recounted(self.cached_tokens, sink)
         return begin, sink
 
     @property
@@ -150,6 +150,6 @@ def with_cached_tokens(data: bytes, count: int) -> bytes:
     return _COUNT.sub(b"%b:%d" % (_NAME, count), data)
 
 
-def telling(count: int, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
+def recounted(count: int, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
     """`sink`, which sees this count."""
     return lambda events: sink(with_cached_tokens(events, count))

@@ -1,4 +1,4 @@
-"""WorkerCalls of one attempt to the workers that prefill and decode."""
+"""Calls of one attempt to the workers that prefill and decode."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class WorkerCalls:
         patience = self._patience(attempt, worker, self._times.prefill_s)
         headers = traced(_JSON, attempt.state.record)
         data = await self._client.post(worker.url + GENERATE_PATH, body, headers, patience)
-        return _parsed(data, worker, wanted)
+        return _answer_in(data, worker, wanted)
 
     def _prefilled(
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, answer: GenerateAnswer
@@ -168,7 +168,7 @@ class WorkerCalls:
             async with contextlib.AsyncExitStack() as unfinished:
                 unfinished.push_async_callback(events.aclose)
                 async for event in events:
-                    outputs = _outputs_of(_parsed(event, worker, wanted))
+                    outputs = _outputs_of(_answer_in(event, worker, wanted))
                     choices.take(outputs)
                     attempt.decoded(outputs)
                     if choices.complete:
@@ -195,7 +195,7 @@ class WorkerCalls:
             await self._client.post(worker.url + ABORT_PATH, body, _JSON, Patience.of(_ABORT_S))
 
 
-def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
+def _answer_in(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
     def invalid(what: str) -> UpstreamError:
         return UpstreamError(f"{worker.url}: the answer is not a valid one: {what}")
 

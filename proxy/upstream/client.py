@@ -128,7 +128,7 @@ class UpstreamClient:
             _check_instance(response, patience)
             body = await patiently(read_whole(response, _MAX_ANSWER), patience, str(response.url))
         after = response.headers.get("retry-after", "")
-        check_status(str(response.url), response.status, body, after, called=called)
+        raise_for_status(str(response.url), response.status, body, after, called=called)
         return body
 
     async def stream(
@@ -145,7 +145,7 @@ class UpstreamClient:
             if response.status != 200:
                 body = await patiently(read_whole(response, _MAX_ANSWER), patience, url)
                 after = response.headers.get("retry-after", "")
-                check_status(url, response.status, body, after, called=True)
+                raise_for_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
@@ -219,7 +219,7 @@ def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> Non
         raise CallFailed(text, OTHER_INSTANCE)
 
 
-def check_status(url: str, status: int, body: bytes, retry_after: str, *, called: bool) -> None:
+def raise_for_status(url: str, status: int, body: bytes, retry_after: str, *, called: bool) -> None:
     """Raise what a worker answered unless it is a success. `called`: a worker has the route."""
     if status == 200:
         return
