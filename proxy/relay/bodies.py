@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from protocol.errors import InvalidRequest
 from proxy.relay.data_urls import DataUrls
-from proxy.relay.media import EncodedMedia, MediaItem, Reference, media_of, replaced
+from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
 from services.frontend.priority import check_priority
 
@@ -176,7 +176,8 @@ class RequestBody:
         parts = [
             (item, reference.part(item.modality))
             if item.modality in nameable
-            else (item, self._labelled(item, reference))
+            # The name too: should the worker hash in another way than the encoder, it still fits.
+            else (item, self._named(item, reference.mm_hash))
             for item, reference in media.references
         ]
         parts += [(item, self._named(item, name)) for item, name in media.names]
@@ -189,11 +190,6 @@ class RequestBody:
         named = {(item.message, item.part) for item, _ in media.references}
         unnamed = {i.modality for i in self.items if (i.message, i.part) not in named}
         return {item.modality for item, _ in media.references} - unnamed - self.seen_before
-
-    def _labelled(self, item: MediaItem, reference: Reference) -> dict[str, Any]:
-        """The media under the name its embedding has, should the worker hash in another way than
-        the encoder."""
-        return self._named(item, reference.mm_hash)
 
     def _named(self, item: MediaItem, name: str) -> dict[str, Any]:
         """vLLM takes a name as it is only if nothing else decides how the media is processed."""

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import Request
 
@@ -87,8 +87,6 @@ def named_id(named: Any, drawn: bytes) -> bytes:
 class ClientRequest:
     """`headers` by lower-case name; the request id is the client's, or one is drawn. Of a header
     that is not of printable ASCII nothing goes on to workers."""
-
-    CHAT: ClassVar[str] = CHAT_PATH
 
     path: str
     headers: dict[bytes, bytes]

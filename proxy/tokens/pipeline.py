@@ -93,7 +93,6 @@ class Pipeline:
         attempt = Attempt(state, wanted, plan, len(state.blamed))
         try:
             try:
-                self.stages.prepare(attempt)
                 async with contextlib.aclosing(self.stages.run(attempt)) as steps:
                     async for outputs in steps:
                         yield state.passed(outputs)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.errors import RequestAborted, UpstreamError
-from protocol.types import GenerateRequest, MMItem, RequestOutput
+from protocol.types import GenerateRequest, RequestOutput
 from proxy.placement.planner import ModelNames
 from proxy.request_state import RequestState
 
@@ -141,7 +141,3 @@ class TokensRequest(RequestState):
             if output.token_ids:
                 self.progressed()
         return outputs
-
-    def with_bytes(self, wanted: GenerateRequest) -> list[MMItem]:
-        """Items of an attempt whose bytes are at hand."""
-        return [item for item in wanted.mm_items if item.mm_hash in self.media]

@@ -30,7 +30,7 @@ class TokensStages:
         self.encode_stage = encode_stage
         self._planner = planner
 
-    def prepare(self, attempt: Attempt) -> None:
+    def _name_places(self, attempt: Attempt) -> None:
         """Add the places of embeddings, which prefill asks while they are made."""
         if items := attempt.items:
             wanted = attempt.wanted
@@ -40,6 +40,7 @@ class TokensStages:
 
     def run(self, attempt: Attempt) -> Steps:
         """Outputs that the client has not had. Closing the generator ends every stage."""
+        self._name_places(attempt)
         plan = attempt.plan
         if attempt.wanted.pooling is not None:
             return self._pooled(attempt, plan.prefill or plan.decode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -61,11 +61,11 @@ class Attempt:
     first_s: float = 0.0
     elapsed_s: float = 0.0
     tokens: int = 0
+    items: list[MMItem] = field(init=False)
 
-    @property
-    def items(self) -> list[MMItem]:
-        """Those whose bytes are at hand."""
-        return self.state.with_bytes(self.wanted)
+    def __post_init__(self) -> None:
+        media = self.state.media
+        self.items = [item for item in self.wanted.mm_items if item.mm_hash in media]
 
     @property
     def searches_beams(self) -> bool:
