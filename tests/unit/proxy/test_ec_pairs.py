@@ -16,7 +16,7 @@ from proxy.placement.planner import ModelNames
 from proxy.tokens.pipeline import ServedModel
 from tests.support.scripted_workers import Worker, asking, before
 from tests.support.waiting import eventually
-from tests.unit.proxy.test_mistakes import ec_fleet
+from tests.unit.proxy.test_fleet_log import ec_fleet
 
 TURNS = 12
 PICTURE = MMItem("x", "image", 0, 1)
