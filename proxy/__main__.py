@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.check_timeouts()
         configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
+        # Before anything is opened: the shares of connections are taken from this limit.
         raise_limit()
         with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
             return _process(config, listener) if config.workers == 1 else _all(config, listener)

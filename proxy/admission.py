@@ -15,7 +15,8 @@ from services.admission.queue import AdmissionQueue
 from services.admission.tenant_shares import TenantShares
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 
-_LEAST_RETRY_S = 1.0
+_LEAST_RETRY_S = 1.0  # what Retry-After says at least
+# Of the queue, where higher is earlier; clients say it as vLLM does, lower is earlier.
 _LOWEST, _HIGHEST = 1, 100
 
 

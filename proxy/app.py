@@ -85,6 +85,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))
     if gateway.config.dialect != "tokens":
+        # Of the routes that are passed on, those that a proxy with a model answers by itself.
         taken = {route.path or "" for route in iter_route_contexts(app.routes)}
         app.include_router(passthrough.passing(gateway, taken))
     app.include_router(operating(gateway))

@@ -57,6 +57,7 @@ def make_gateway(
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if dns_names := names_of(config):
         dns = DnsFollower(fleet, dns_names)
+        # Who is there comes before how they are: looked up, or told by a master, then probed.
         first = {"looking up workers": dns.once, **first}
         beside["looking up workers"] = lambda: dns.run(config.dns_interval)
     if master is not None:

@@ -28,9 +28,9 @@ from proxy.upstream.failures import Failure, failure_of
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_MAX_BACKOFF_S = 2.0
-_MAX_DOUBLINGS = 16
-_LOOK_S = 0.1
+_MAX_BACKOFF_S = 2.0  # the longest pause
+_MAX_DOUBLINGS = 16  # a thousand would be more than a float holds
+_LOOK_S = 0.1  # between two looks for a worker that is up
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Dispatch:
 
     def _charge(self, tries: Tries, instance: Instance, failure: Failure) -> None:
         """What has failed the same way elsewhere is the request's own fault."""
+        # A call that never reached its worker says nothing of the request.
         first = tries.seen.setdefault(failure.kind, instance) if failure.sent else instance
         if first is not instance and not failure.gone:
             first.breaker.forgive()

@@ -168,6 +168,7 @@ class ProxyMetrics:
 
     def render(self) -> bytes:
         """Prometheus text format."""
+        # A counter of the library takes a lock: plain numbers are counted, and added at a scrape.
         traffic, shown = self.traffic, self._shown
         self._client_bytes.inc(traffic.received - shown.received)
         self._upstream_bytes.inc(traffic.sent - shown.sent)

@@ -15,8 +15,8 @@ MARK = "page-"
 that only who asked knows it."""
 _MARK = MARK.encode()
 _LONGEST_MARKED = len(MARK) + 32
-_MOST = 200
-_WATCHED_S = 10.0
+_MOST = 200  # records
+_WATCHED_S = 10.0  # since the page has asked last
 
 
 class RecentRequests:

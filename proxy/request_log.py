@@ -19,7 +19,7 @@ import msgspec
 from protocol.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
-_FLUSH_S = 0.25
+_FLUSH_S = 0.25  # for which a line waits
 _MOST = 256  # requests whose lines wait
 _ENCODER = msgspec.json.Encoder()
 _TEXT = b"%b,%03d INFO proxy: request %b\n"

@@ -45,6 +45,7 @@ async def learn_adapters(client: UpstreamClient, instance: Instance) -> None:
     too. An answer that tells nothing changes nothing, nor does one that was asked for before more
     became known."""
     before = instance.adapters
+    # The answer may be older than what `learn` finds meanwhile: `before` shows that.
     info = await _object_at(client, f"{instance.url}/server_info")
     if not info or not instance.known or instance.adapters is not before:
         return

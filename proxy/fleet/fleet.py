@@ -97,6 +97,7 @@ class Fleet(Roster):
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
         workers = self.of(role)
+        # A small fleet has one of a role: no lists are made for each of its requests.
         if len(workers) == 1 and not self.models.several:
             (only,) = workers
             if only.up and not (only.draining or only.misfit) and only.breaker.closed:
@@ -139,6 +140,7 @@ class Fleet(Roster):
             raise Unreadable
         if not able:
             computing = (self.usable(role, avoid, model) for role in _COMPUTING)
+            # The master moves such a worker to the role that is missing.
             able = [one for some in computing for one in some if one.changes_role]
         if not able:
             raise self.no_worker("encode", model)

@@ -14,8 +14,8 @@ from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import ProxyExhausted, is_silence
 
 logger = logging.getLogger(__name__)
-_AGAIN_S = 0.2
-_LONGEST_NAME = 256
+_AGAIN_S = 0.2  # between probes of a worker that calls keep finding gone
+_LONGEST_NAME = 256  # characters of a process name
 _ADAPTERS_EVERY = 5  # probes
 
 

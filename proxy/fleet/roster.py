@@ -118,6 +118,7 @@ class Roster:
         self._choose_relayed()
         for instance in self.all():
             self.judge(instance)
+        # `look` counts by what `judge` has found.
         self.misfits = sum(instance.misfit for instance in self.all())
         self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)

@@ -12,9 +12,9 @@ from protocol.types import Role
 
 Dialect = Literal["tokens", "openai"]
 WorkingRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion"]
-_LATE_PROBES = 3
-_LATE_PROBES_ALONE = 10
-_QUIET_S = 1.0
+_LATE_PROBES = 3  # in a row, then it is given up
+_LATE_PROBES_ALONE = 10  # where no other worker could take its work
+_QUIET_S = 1.0  # without a call that ended well
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Breaker:
 
     def started(self, now: float) -> None:
         """A request is sent; past the threshold it is a trial, and the only one."""
+        # Not `closed`: a property costs a call, and every call to a worker comes here.
         if self.failures >= self.threshold:
             self.open_until = now + self.cooldown_s
 
@@ -178,6 +179,7 @@ class Instance:
         """No master has heard of it for long: another silence is enough."""
         self.known_to_master = False
         self.refused("no master knows it")
+        # It is not known yet whether it is gone, or only the master forgot it.
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 
     def enter_rank(self) -> int:

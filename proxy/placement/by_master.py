@@ -20,9 +20,10 @@ from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
 
 logger = logging.getLogger(__name__)
-_BLOCK_SIZE = 16
+_BLOCK_SIZE = 16  # tokens; vLLM's default, until a worker has said its own
 # A master that has just started may not have heard of those there are.
 _NOBODY = ("no_worker", "no_prefill", "no_decode")
+# Higher is earlier at a master; clients say it as vLLM does, lower is earlier.
 _MEDIAN_PRIORITY, _LOWEST, _HIGHEST = 50, 1, 100
 
 

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
-_SILENT_S = 7.0
-_UNHEARD_S = 2.0
-_TOGETHER_S = 0.01
-_TELL_S = 2.0
+_SILENT_S = 7.0  # more than the watcher of the fleet waits for an answer
+_UNHEARD_S = 2.0  # for which a master that is not present is waited for
+_TOGETHER_S = 0.01  # reports that come within this go in one call
+_TELL_S = 2.0  # what a master does not take in time lapses there
 _MOST_REPORTS = 4096
 
 
@@ -76,6 +76,7 @@ class MasterClient:
             logger.warning("master %s: %s", url, error.message)
             self.failovers += len(self._urls) > 1
         self._heard = -math.inf
+        # Last in the row: it is asked again once all others have failed too.
         self._urls.append(self._urls.pop(0))
         self._client.messages.give_up(url)
 

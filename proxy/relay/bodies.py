@@ -19,6 +19,7 @@ from proxy.upstream.answer import Body
 from services.frontend.priority import check_priority
 
 _MARKS = (b'_url"', b'input_audio"')
+# vLLM's connectors look for each of these keys, though prefill is what fills them.
 _REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -29,6 +30,7 @@ _REMOTE_DECODE = {
 }
 _HANDLES = "kv_transfer_params"
 TOKEN_IDS = "return_token_ids"
+# Each would contradict a single token that is not streamed.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _URGENCY = 1 << 31

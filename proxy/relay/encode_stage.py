@@ -28,6 +28,7 @@ from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
 
+# Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4
 _Params = dict[str, Any]  # `ec_transfer_params` of an encoder's answer
 

@@ -63,6 +63,7 @@ class Forwarder:
             *self._fleet.usable("prefill", (), request.model),
         ]
         if request.only is not None:
+            # It alone has what the request is about: no other can stand in.
             able = [request.only]
         if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
             raise NoRoute(f"no worker here has {request.route.name}")

@@ -32,6 +32,7 @@ from proxy.relay.message_keys import predicted_need
 from proxy.relay.request_state import Description, RelayedRequest, ServedAs
 from services.frontend.render import Frontend
 
+# What begins so has its bytes in the request, or kept aside by `DataUrls`.
 _AT_HAND = ("data:", STAND_IN)
 _UNRENDERED = ServedAs(None, "", ModelNames())
 

@@ -27,8 +27,8 @@ from proxy.upstream.time_limits import Alarm
 from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)
-_BYTES_PER_TOKEN = 4
-_TENANTS = 1024
+_BYTES_PER_TOKEN = 4  # about a mean of text; the queue only compares
+_TENANTS = 1024  # whose digests are kept
 
 
 class Relay:
@@ -127,6 +127,7 @@ class Relay:
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)
+        # Used again: a new one takes an alarm, and that a timer, for each request.
         deadline = self._deadlines.pop() if self._deadlines else _Deadline()
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
@@ -187,6 +188,7 @@ class Relay:
         known = self._callers.get(given)
         if known is None:
             if len(self._callers) >= _TENANTS:
+                # Clients make up keys at will: the digests must not pile up.
                 self._callers.clear()
             tenant = blake3(given).hexdigest()[:16] if given else ""
             known = self._callers[given] = Caller(tenant)

@@ -12,7 +12,7 @@ from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.upstream.http1 import KnownHeads
 from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
 
-_SMALL = 4096
+_SMALL = 4096  # bytes of a piece that is gathered with others
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ class RequestParser:
         if not self.complete:
             self.headers_complete = True
             self.http_1_0 = self._parser.get_http_version() == "1.0"
+            # An HTTP/1.0 client cannot be sent chunks: a stream ends with its connection.
             self.keep_alive = self._parser.should_keep_alive() and not self.http_1_0
             self._upgrading = self._parser.should_upgrade()
             if b"transfer-encoding" not in self.headers:

@@ -25,8 +25,8 @@ from services.http.intake import LARGE
 from services.http.listener import Listener
 from services.http.raw_answer import http_response
 
-_LARGE = 1 << 20
-_KNOWN_HEADS = 2
+_LARGE = 1 << 20  # bytes of an answer that the client has not taken
+_KNOWN_HEADS = 2  # a client's usual one, and another
 
 
 class ClientConnection(Listener):

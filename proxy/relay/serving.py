@@ -18,7 +18,7 @@ from services.http.lame_duck import LameDuck
 from services.http.server import serve as serve_http
 
 CLIENT_SHARE = 1 / 3  # of the open files: a request has up to two connections to workers at once
-_YOUNG = 5000
+_YOUNG = 5000  # objects that are made between two runs, some seven times the default
 
 
 async def serve(

@@ -22,7 +22,7 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import failure_of
 from proxy.upstream.pools import ConnectionPools
 
-_REFUSALS = (400, 415, 422)
+_REFUSALS = (400, 415, 422)  # how engines answer a content part that they do not know
 
 
 class RelayStages:
@@ -93,6 +93,7 @@ class RelayStages:
                     await self._resumer.go_on(request, error)
                     return True
                 failure = failure_of(error)
+                # The worker may have taken the KV before it failed: prefill has to be done again.
                 if failure.sent and failure.charged:
                     self._releases.forget(request)
                 await self._dispatch.again(request, error, "request")

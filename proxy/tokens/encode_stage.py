@@ -24,7 +24,7 @@ from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.patience import Patience
 
-_KNOWN = 100_000
+_KNOWN = 100_000  # items whose encoder is remembered
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class EncodeStage:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
+                # A flight goes on for the other requests that wait for it.
                 task.cancel()
 
     def encoder_of(self, mm_hash: str, plan: Plan) -> str:
@@ -118,6 +119,8 @@ class EncodeStage:
     def _finished(self, run: asyncio.Task[Any]) -> None:
         self._finishing.discard(run)
         if not run.cancelled():
+            # Looked at, as asyncio logs what nothing has looked at; requests that wait have their
+            # own.
             run.exception()
 
     async def _join(self, item: _Item) -> bool:
@@ -203,6 +206,7 @@ class EncodeStage:
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
         wanted = EncodeItem.of(item.item, data)
+        # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
         patience = Patience(

@@ -99,6 +99,7 @@ class Pipeline:
                         if state.complete:
                             return
             finally:
+                # Told before the next attempt is placed, which must find this one's places free.
                 self.planner.over(wanted.request_id, attempt.end())
             raise UpstreamError("the workers ended the request early")
         except TriptychError as error:

@@ -117,8 +117,10 @@ class WorkerCalls:
         with self._dispatch.calling(attempt.state, worker, "prefill"):
             outputs = _outputs_of(await self._whole(attempt, worker, wanted))
             choices = attempt.state.choices(wanted)
+            # A vector comes without tokens.
             choices.most = 0
             choices.take(outputs)
+            # Vectors travel as float32.
             size = 4 * (wanted.pooling.dimensions or 1)
             if not choices.complete or any(len(one.pooled) != size for one in outputs):
                 raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")
@@ -177,6 +179,7 @@ class WorkerCalls:
                         yield outputs
                 else:
                     raise UpstreamError(f"{worker.url} ended the request early")
+                # The rest of the stream is read by `finish`, so that its connection is kept.
                 unfinished.pop_all()
                 self._client.finish(events)
         yield outputs

@@ -13,7 +13,7 @@ from services.http.client_bounds import MAX_HEAD
 
 Buffer = bytes | memoryview
 Body = Sequence[Buffer]
-_FRAMING = (b"content-length", b"transfer-encoding")
+_FRAMING = (b"content-length", b"transfer-encoding")  # each says where the body ends
 
 
 def size_of(body: Body) -> int:
@@ -97,6 +97,7 @@ class AnswerParser:
 
     def on_message_begin(self) -> None:
         if self.complete:
+            # httptools makes an error of its own of it, which `feed` reports.
             raise ValueError("bytes after the end of the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -117,5 +118,6 @@ class AnswerParser:
         self.pieces.append(body)
 
     def on_message_complete(self) -> None:
+        # A 1xx is not the answer yet: that follows as another message.
         self.complete = self.status >= 200
         self.keep = self.framed and self._parser.should_keep_alive()

@@ -31,10 +31,10 @@ from proxy.upstream.patience import Patience, RawAnswer, next_piece, patiently, 
 from proxy.upstream.time_limits import unhurried
 from services.http.tasks import ended
 
-_MAX_EVENT = 1 << 24
-_MAX_ANSWER = 1 << 28
+_MAX_EVENT = 1 << 24  # bytes; a worker that never ends an event must not fill the memory
+_MAX_ANSWER = 1 << 28  # bytes of an answer that is not streamed
 _DONE = b"[DONE]"
-_LEFTOVER_S = 1.0
+_LEFTOVER_S = 1.0  # for longer, a new connection costs less
 _EVENTS = "text/event-stream"
 
 
@@ -70,7 +70,10 @@ class UpstreamClient:
         self._session = aiohttp.ClientSession(
             headers={**given, **key.headers},
             connector=_Connector(connect_timeout_s, tls),
+            # Every call is bounded by `patiently`, connecting by `unhurried`: a timer of aiohttp
+            # would count the time in which this process was busy.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            # What is passed on goes as it came.
             auto_decompress=False,
         )
         self.messages = Messages(connect_timeout_s, authorization, key, tls)
@@ -98,6 +101,7 @@ class UpstreamClient:
     ) -> bytes:
         """The whole answer, within the probe timeout if nothing else is said; raises as `post`."""
         patience = patience or Patience.of(self._probe_timeout)
+        # No call follows a redirect: it would take the fleet key wherever it points.
         call = self._session.get(url, headers=headers, allow_redirects=False)
         return await self._whole(await patiently(call, patience, url), patience)
 
@@ -202,6 +206,7 @@ async def _events(
         for event in events:
             data = event.removeprefix(b"data: ")
             if data == _DONE:
+                # The message has to end too, or the connection cannot be kept.
                 await next_piece(response.content, patience, patience.stall_s, url)
                 return
             yield data

@@ -18,9 +18,9 @@ from proxy.upstream.http1 import JSON, KnownHeads, request_head
 from proxy.upstream.time_limits import unhurried
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
-_MAX_IDLE = 1024
-_KNOWN_HEADS = 32
-_REFERENCES_OFF_S = 300.0
+_MAX_IDLE = 1024  # connections that are kept to one worker
+_KNOWN_HEADS = 32  # heads of answers that are known of one worker
+_REFERENCES_OFF_S = 300.0  # then it may have been restarted with a version that takes them
 
 
 @dataclass
@@ -143,6 +143,7 @@ class ConnectionPool:
     def _kept(self) -> Connection | None:
         oldest = self._loop.time() - _KEEP_S
         while self._idle:
+            # The one that was used last: the rest may get old, and are closed then.
             connection = self._idle.pop()
             if not connection.closed and connection.idle_since >= oldest:
                 return connection

@@ -20,9 +20,9 @@ _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
     for status in http.HTTPStatus
 }
-_DIGITS = 15
+_DIGITS = 15  # of a length; no body has more
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
-_LARGEST = 4096
+_LARGEST = 4096  # bytes of a head that may be known
 _MANY = 16  # misses in a row
 
 T = TypeVar("T")
@@ -144,5 +144,6 @@ class KnownHeads(Generic[T]):
         hopeless = self._misses > _MANY and self._misses % _MANY
         if not hopeless and head.learnable:
             if len(self._known) >= self._most:
+                # Which will come again is not known, and to learn one takes a single parse.
                 self._known.clear()
             self._known[head.rest] = found

@@ -18,7 +18,7 @@ from proxy.upstream.sse import EventCutter, EventTooLong
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
-_LOOK_S = 0.5
+_LOOK_S = 0.5  # between two looks at whether the worker is alive
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ async def patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
+            # `wait` leaves the work as it is when the time is over: the same call is waited for
+            # again.
             await asyncio.wait((task,), timeout=next_look_s(patience, late, url))
         return task.result()
     except aiohttp.ClientError as error:
@@ -131,6 +133,7 @@ async def next_piece(
             async with asyncio.timeout_at(loop.time() + wait_s):
                 return await content.readany()
         except TimeoutError:
+            # Only a slice is over: `next_look_s` says when waiting is.
             pass
         except aiohttp.ClientError as error:
             raise unreachable(url, error) from None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_SLICES = 8
+_SLICES = 8  # so many turns of the loop at least, however late it is
 
 
 class Alarm:
