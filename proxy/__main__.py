@@ -91,10 +91,10 @@ def _process(
 
 
 def _end_without(parent: int, loop: asyncio.AbstractEventLoop) -> None:
-    """Drain once the pipe has no other end. It stays readable then, and a second signal would not
-    let requests finish."""
+    """Drain once the pipe has no other end."""
 
     def end() -> None:
+        # The pipe stays readable, and a second signal would not let requests finish.
         loop.remove_reader(parent)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -193,9 +193,10 @@ class Dispatch:
 
 
 class Calling(Call):
-    """One call while it lasts, and what the request's record keeps of it. A class of its own, as
-    every relayed request passes through three: a generator's context takes three times as long."""
+    """One call while it lasts, and what the request's record keeps of it."""
 
+    # A class of its own, as every relayed request passes through three: a generator's context takes
+    # three times as long.
     __slots__ = ("_dispatch", "_instance", "_stage", "_tries")
 
     def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:

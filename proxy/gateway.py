@@ -34,12 +34,20 @@ from services.http.traces import make_tracer
 class Gateway:
     """Owns nothing that outlives a request but counts and connections.
 
+    `config`: all flags.
     `models`: what it renders for; None if it renders nothing, so that every request is relayed.
+    `fleet`: the workers that it knows.
     `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
-    `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
+    `metrics`: what /metrics shows.
+    `in_flight`: requests in this process, rendered and relayed ones.
+    `planner`: places both.
+    `dispatch`: calls workers for both, and notes how that went.
+    `pipeline`: runs rendered requests.
     `beside`: what goes on while requests are served.
-    `bodies`: what is being received on all routes. `life`: whether it is about to end.
-    `log`: a line for each request. `recent`: what the page shows of the last ones.
+    `bodies`: what is being received on all routes.
+    `life`: whether it is about to end.
+    `log`: a line for each request.
+    `recent`: what the page shows of the last requests.
     """
 
     config: ProxyConfig

@@ -19,7 +19,7 @@ from proxy.placement.master_client import MasterAway, MasterClient
 
 logger = logging.getLogger(__name__)
 _WAIT_S = 2.0  # for which the master may hold the call until there is news
-_TIMEOUT_S = 6.0  # that wait included; less than after which a master counts as away
+_TIMEOUT_S = 6.0  # wait included; below the 7 s after which a master counts as away
 _PAUSE_S = 0.25  # before a master that did not answer is asked again
 _ORPHAN_S = 60.0  # for which a master that has just started may not have heard of a worker
 

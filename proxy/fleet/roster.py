@@ -22,8 +22,8 @@ class Roster:
     """Its lists are kept true to the facts by `proxy.fleet.probing` or a master."""
 
     encode: list[Instance] = field(default_factory=list)  # workers that serve this stage
-    prefill: list[Instance] = field(default_factory=list)
-    decode: list[Instance] = field(default_factory=list)
+    prefill: list[Instance] = field(default_factory=list)  # those of this one
+    decode: list[Instance] = field(default_factory=list)  # and of this, also those of all stages
     breaker: Callable[[], Breaker] = Breaker  # makes the circuit breaker of a worker that is added
     relayed: Relayed = "none"  # requests that could meet a worker which speaks only `openai`
     forced: Dialect | None = None  # of all workers, by --dialect; None: each is asked
@@ -118,8 +118,8 @@ class Roster:
         self._choose_relayed()
         for instance in self.all():
             self.judge(instance)
-        # `look` counts by what `judge` has found.
         self.misfits = sum(instance.misfit for instance in self.all())
+        # `look` goes by what `judge` has found, and that by `relayed`.
         self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         self.pushed_to = any(i.ec_zmq_addrs for i in (*self.prefill, *self.decode))

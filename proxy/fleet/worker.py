@@ -70,9 +70,9 @@ def stage_of(role: WorkingRole) -> Role:
 class Instance:
     """A worker's address, what it has said of itself, and how it is."""
 
-    url: str
-    role: Role
-    breaker: Breaker = field(default_factory=Breaker)
+    url: str  # without a slash at its end
+    role: Role  # the stage that it is asked for
+    breaker: Breaker = field(default_factory=Breaker)  # open while calls there keep failing
     instance_id: str = ""  # as a master knows it, "" without one
     generation: str = ""  # another one after each restart
     process: str = ""  # what it calls its process; another one has other endpoints

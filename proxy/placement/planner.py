@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from protocol.keys import block_keys, root_key
@@ -54,11 +55,17 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
-    embeddings or has them; items without one are placed by content. `held`: items that need no
-    encoder, since the worker that prefills has their embeddings or the KV of their whole span.
-    `local`: items that the worker that prefills encodes by itself. `model`: whose encoders take the
-    items that are placed by content, None for any."""
+    """Where one attempt runs.
+
+    `decode`: the worker that makes the answer.
+    `prefill`: the one that computes the prompt; None: the decode worker does both.
+    `encoders`: by mm_hash, who is to make an item's embeddings or has them; items without one are
+    placed by content.
+    `held`: items that need no encoder, since the worker that prefills has their embeddings or the
+    KV of their whole span.
+    `local`: items that the worker that prefills encodes by itself.
+    `model`: whose encoders take the items that are placed by content, None for any.
+    """
 
     decode: Instance
     prefill: Instance | None = None
@@ -67,7 +74,7 @@ class Plan:
     local: frozenset[str] = frozenset()
     model: str | None = None
 
-    @property
+    @cached_property  # each item asks several times
     def reader(self) -> str:
         """The EC compatibility of the worker that reads the embeddings."""
         return (self.prefill or self.decode).ec_compatibility

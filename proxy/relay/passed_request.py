@@ -27,8 +27,8 @@ _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256
 class PassedRequest(RequestState):
     """A request over all its attempts."""
 
-    route: PassedRoute
-    body: bytes
+    route: PassedRoute  # the row of the table that it came by
+    body: bytes  # as it goes on
     headers: dict[str, str]  # for the worker
     model: str = ""  # that the client names
     stream: bool = False  # whether the client asks for one

@@ -164,7 +164,8 @@ class Relay:
             self._deadlines.append(deadline)
 
     async def _run(self, request: RelayedRequest) -> None:
-        """As a request may begin. (Without a context: that would take every request longer.)"""
+        """As a request may begin."""
+        # Without a context: that would take every request longer.
         admission, tenant = self._planner.admission, request.caller.tenant
         if admission is not None and not admission.try_enter(tenant):
             await admission.wait(request, len(request.body.data_urls.small) / _BYTES_PER_TOKEN)
@@ -210,7 +211,9 @@ class Relay:
 
 class _Deadline:
     """Cancels the task that begins it once so many seconds are over, unless it is ended before; for
-    one task after the other. (`asyncio.timeout` does too, at three times the cost.)"""
+    one task after the other."""
+
+    # `asyncio.timeout` does the same at three times the cost.
 
     def __init__(self) -> None:
         self.passed = False

@@ -85,15 +85,15 @@ def named_id(named: Any, drawn: bytes) -> bytes:
 
 @dataclass
 class ClientRequest:
-    """`headers` by lower-case name; the request id is the client's, or one is drawn. Of a header
-    that is not of printable ASCII nothing goes on to workers."""
+    """A request whose body is complete. Of a header that is not of printable ASCII nothing goes on
+    to workers."""
 
     path: str
-    headers: dict[bytes, bytes]
+    headers: dict[bytes, bytes]  # by lower-case name
     body: bytes
-    request_id: bytes = field(init=False)
-    _name: bytes = field(init=False)
-    _fields: bytes = field(init=False)
+    request_id: bytes = field(init=False)  # the client's, or one that is drawn
+    _name: bytes = field(init=False)  # what workers call it
+    _fields: bytes = field(init=False)  # further header lines for workers
 
     def __post_init__(self) -> None:
         self.request_id = self._name = request_id_of(self.headers)

@@ -129,7 +129,7 @@ class RequestParser:
             self._heads.learn(data, self._announced, known)
 
     def _let_go(self) -> None:
-        """The parser refers to this reader: such a cycle would wait for the collector."""
+        # The parser refers to this reader: such a cycle would wait for the collector.
         if self.complete:
             self._parser = None
 
@@ -209,7 +209,8 @@ class RequestParser:
         self._pieces.append(body)
 
     def _sweep(self) -> None:
-        """What came in crumbs as one piece: an object for each would take many times its size."""
+        """What came in crumbs as one piece."""
+        # An object for each would take many times its size.
         self._pieces.append(bytes(self._crumbs))
         self._crumbs.clear()
 

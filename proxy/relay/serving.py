@@ -45,8 +45,8 @@ def connection_class(hot: HotPath, pace: Pace | None = None, entry: Entry | None
 
 
 def _spare_the_collector() -> None:
-    """What is there before the first request stays until the end: looking through it for garbage
-    would stop all streams for tens of milliseconds, again and again."""
+    # What is there before the first request stays until the end: looking through it for garbage
+    # would stop all streams for tens of milliseconds, again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])

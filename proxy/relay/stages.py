@@ -211,8 +211,8 @@ class RelayStages:
         limits: AnswerLimits,
         sink: Callable[[bytes], None] | None = None,
     ) -> Awaitable[tuple[Exchange, Answer]]:
-        """A worker's answer. A stream goes on in the exchange, which is the caller's to end.
-        (Not a coroutine: one more of them would take each text request a microsecond longer.)"""
+        """A worker's answer. A stream goes on in the exchange, which is the caller's to end."""
+        # Not a coroutine: one more of them would take each text request a microsecond longer.
         if request.media is None:
             return pool.ask(request.client.path, request.fields, body(False), limits, sink)
         return self._ask_with_media(request, pool, body, limits, sink)

@@ -47,20 +47,19 @@ class _Item:
 
 
 def _key(mm_hash: str, plan: Plan) -> str:
-    """Of an item's flight, and of its encoder: neither is shared by workers that cannot read from
-    one encoder, nor by models, which have encoders of their own also where their weights are the
-    same."""
+    """Of an item's flight, and of its encoder."""
+    # Neither is shared by workers that cannot read from one encoder, nor by models, which have
+    # encoders of their own also where their weights are the same.
     return " ".join(filter(None, (mm_hash, plan.reader, plan.model)))
 
 
 @dataclass
 class EncodeStage:
     """`known` remembers which encoder held an item last; bytes are sent again only if it says that
-    it does no longer.
+    it does no longer."""
 
-    An encoder hears of every picture at once: one that its store has no room for is answered when
-    consumers have come for others, which may wait for any of those that are still to be sent."""
-
+    # An encoder hears of every picture at once: one that its store has no room for is answered when
+    # consumers have come for others, which may wait for any of those that are still to be sent.
     dispatch: Dispatch
     client: UpstreamClient
     timeout_s: float

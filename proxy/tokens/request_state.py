@@ -87,16 +87,15 @@ def unscored(wanted: GenerateRequest) -> GenerateRequest:
 
 @dataclass(kw_only=True)
 class TokensRequest(RequestState):
-    """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
-    again. Token ids are below `vocab_size`. `names`: of its model."""
+    """What its client wants, and has had."""
 
-    request: GenerateRequest
-    media: Mapping[str, bytes]
-    vocab_size: int = ANY_TOKEN
-    names: ModelNames = field(default_factory=ModelNames)
-    _emitted: dict[int, list[int]] = field(init=False)
-    _choices: Choices = field(init=False)
-    _counted: set[int] = field(default_factory=set)
+    request: GenerateRequest  # as it was rendered
+    media: Mapping[str, bytes]  # by mm_hash, kept to its end: a picture may be encoded again
+    vocab_size: int = ANY_TOKEN  # token ids are below
+    names: ModelNames = field(default_factory=ModelNames)  # of its model
+    _emitted: dict[int, list[int]] = field(init=False)  # token ids that the client has, by choice
+    _choices: Choices = field(init=False)  # how far each choice has come
+    _counted: set[int] = field(default_factory=set)  # choices whose cached tokens were told
 
     def __post_init__(self) -> None:
         self._choices = self.choices(self.request)

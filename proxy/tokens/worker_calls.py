@@ -41,13 +41,18 @@ class StageTimes:
 class Attempt:
     """One try of a request by a plan.
 
+    `state`: the request over all its attempts.
+    `plan`: the workers of this one.
+    `items`: its media whose bytes are at hand.
     `wanted`: what is left of the request, with the places of embeddings.
     `blamed`: how many workers had failed the request before.
     `fetched`: decode has said something, so it has done with the KV that prefill held.
     `asked_at`: the engine that decode was told to ask for KV, "" if none.
     `prefill_s`: what the prefill call took.
-    `began`, `first_s`, `elapsed_s`, `tokens`: when the decode call began, seconds to its first
-    token and to its end, and its output tokens.
+    `began`: when the decode call began, of `time.monotonic`.
+    `first_s`: seconds from there to its first token.
+    `elapsed_s`: seconds from there to its last outputs so far.
+    `tokens`: how many it has put out.
     """
 
     state: TokensRequest

@@ -82,7 +82,8 @@ class AnswerParser:
                 raise NotHttp("sent headers without an end")
 
     def let_go(self) -> None:
-        """The parser refers to this object: such a cycle would wait for the collector."""
+        """No more is fed."""
+        # The parser refers to this object: such a cycle would wait for the collector.
         self._parser = None
 
     def answer(self, body: bytes) -> Answer:

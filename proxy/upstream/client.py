@@ -39,7 +39,9 @@ _EVENTS = "text/event-stream"
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Its own timeout would take a busy loop here for a worker that takes no connection."""
+    """Connects within a time that a busy loop does not use up."""
+
+    # aiohttp's own timeout would take a busy loop for a worker that takes no connection.
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         super().__init__(limit=0, keepalive_timeout=30.0, ssl=tls or True)

@@ -25,11 +25,9 @@ _REFERENCES_OFF_S = 300.0  # then it may have been restarted with a version that
 
 @dataclass
 class Traffic:
-    """Bodies only. `received`: from clients; `sent`: to workers, again with each further try.
+    """Bodies only. `received`: from clients; `sent`: to workers, again with each further try."""
 
-    Plain numbers, since two are added to for every call; metrics read them when they are asked for.
-    """
-
+    # Plain numbers, since two are added to for every call; metrics read them at a scrape.
     received: int = 0
     sent: int = 0
 

@@ -18,8 +18,10 @@ _FIELDS = f"accept: {MSGPACK}\r\n".encode()
 
 
 class Messages:
-    """One pool of connections for each server. A request asks its master before anything else, and
-    through aiohttp that takes longer than the request's other calls together."""
+    """One pool of connections for each server."""
+
+    # A request asks its master before anything else, and through aiohttp that takes longer than the
+    # request's other calls together.
 
     def __init__(
         self,
