@@ -21,7 +21,7 @@ from proxy.placement.planner import Planner
 from proxy.recent_requests import RecentRequests
 from proxy.request_log import RequestLog, note_usage
 from proxy.request_state import Caller
-from proxy.tokens.pipeline import Pipeline, ServedModel
+from proxy.tokens.pipeline import Pipeline, PipelineModel
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
 from services.frontend.render import Frontend, RenderedRequest
@@ -73,10 +73,10 @@ class Gateway:
         self.recent = RecentRequests(self.config.page)
         self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, PipelineModel] = {}
         if (models := self.models) is not None:
             alone = not models.several
-            self._served = {one.name: ServedModel.of(one, alone=alone) for one in models.all}
+            self._served = {one.name: PipelineModel.of(one, alone=alone) for one in models.all}
 
     @property
     def frontend(self) -> Frontend | None:
@@ -123,6 +123,7 @@ class Gateway:
         another name, but adapters as clients do."""
         check_ec_params(request.ec_transfer_params)
         named = request.ec_transfer_params if self.config.allow_media_references else None
+        # KV places are prefill's to give: a client could have a worker fetch from anywhere.
         return msgspec.structs.replace(
             request,
             model=request.model if request.adapter_revision else "",

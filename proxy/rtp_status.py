@@ -17,6 +17,7 @@ from services.http.openai import JSON
 from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 16
+# A status that takes longer is of no use to who balances by it.
 _PATIENCE_S = 5.0
 _JSON_HEADERS = {"content-type": JSON}
 

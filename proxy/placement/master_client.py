@@ -106,6 +106,7 @@ class MasterClient:
         of the trace of the request that it is for."""
         data = msgspec.msgpack.encode(body)
         asked: set[str] = set()
+        # `failed` turns the list meanwhile: who was asked is noted apart.
         while url := next((url for url in self._urls if url not in asked), None):
             asked.add(url)
             try:

@@ -108,6 +108,7 @@ class Room:
             for model in fleet.models.rendered or (None,)
             for worker in fleet.usable("decode", (), model) or fleet.usable("prefill", (), model)
         ]
+        # Twice what it runs: its next batch waits there, not here.
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)
         running = [one.max_running or self._per_worker or _UNKNOWN_ROOM for one in workers]

@@ -113,6 +113,7 @@ class Flow:
     def forwarding(self, source: Exchange | None) -> None:
         """Whose stream is forwarded from here on, None at its end."""
         self._source = source
+        # The client may have fallen behind an answer before this one.
         if source is not None and self._paused:
             source.pause()
 

@@ -35,6 +35,7 @@ from services.http.responses import no_response
 from services.http.streams import EventStream, error_event, sse, while_connected
 
 _RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
+# what goes on where no body came
 _NOTHING = MappingProxyType({"GET": b"", "DELETE": b"", "POST": b"{}"})
 _LOOKED_AT = 32  # workers that one request is sent to at most
 
@@ -106,6 +107,7 @@ class Passing:
             passed.only = worker
             try:
                 return await self._answer(request, passed, deadline)
+            # The client is gone: no further worker need be asked.
             except RequestAborted:
                 raise
             except TriptychError as error:

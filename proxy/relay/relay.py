@@ -60,6 +60,7 @@ class Relay:
         self._traffic = gateway.metrics.traffic
         self.max_body_bytes = config.max_body_bytes
         self.bodies = gateway.bodies
+        # Bound here: one call less for each request.
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
         # Workers never see the key that a client has for this proxy: they get their own.
@@ -124,6 +125,7 @@ class Relay:
             self._tracer.begin(response.record)
         client.trace(response.record.trace_headers)
         caller = self._caller(client)
+        # In this order: the client's key goes before the workers' own takes its place.
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)

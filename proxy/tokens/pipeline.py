@@ -20,16 +20,16 @@ from services.frontend.render import Frontend
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class PipelineModel:
     """What the pipeline knows of a model: its names, and that token ids are below `vocab_size`."""
 
     names: ModelNames = field(default_factory=ModelNames)
     vocab_size: int = ANY_TOKEN
 
     @staticmethod
-    def of(frontend: Frontend, *, alone: bool) -> ServedModel:
+    def of(frontend: Frontend, *, alone: bool) -> PipelineModel:
         """`alone`: as of `ModelNames`."""
-        return ServedModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
+        return PipelineModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Pipeline:
     planner: Planner
     dispatch: Dispatch
     timeout_s: float
-    model: ServedModel = field(default_factory=ServedModel)
+    model: PipelineModel = field(default_factory=PipelineModel)
 
     async def run(
         self,
@@ -49,7 +49,7 @@ class Pipeline:
         media: Mapping[str, bytes],
         caller: Caller | None = None,
         timeline: Timeline | None = None,
-        model: ServedModel | None = None,
+        model: PipelineModel | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request, as they come; `media` are bytes by mm_hash.
 
@@ -83,6 +83,7 @@ class Pipeline:
                             timeline.step(outputs)
                             yield outputs
             timeline.end()
+        # GeneratorExit too: a client that leaves is counted.
         except BaseException as error:
             timeline.cut_short(error)
             raise

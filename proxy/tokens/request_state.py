@@ -49,6 +49,7 @@ class Choices:
     def take(self, outputs: Iterable[RequestOutput]) -> None:
         """Count `outputs`, all or none: `UpstreamError` or `RequestAborted` if a worker that does
         what it was asked would not have said so."""
+        # On copies, so that nothing of outputs that cannot be is counted.
         counts, ended = dict(self.counts), set(self.ended)
         for output in outputs:
             index = output.index

@@ -87,6 +87,7 @@ class TokensStages:
                     async for later in rest:
                         yield later
             finally:
+                # Decode frees prefill's KV by fetching it; where it never will, prefill is told.
                 if held and not (offered and attempt.fetched):
                     self._calls.release(prefill, attempt.wanted.request_id)
 

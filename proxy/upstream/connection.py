@@ -105,4 +105,5 @@ class Connection(asyncio.Protocol):
         if not self.closed:
             self.closed = True
             self.alarm.close()
+            # Not `close`: what is still to be sent would keep the connection open.
             self.transport.abort()

@@ -55,6 +55,7 @@ class Exchange:
         """Hand every event after those in the answer to the sink, until the end mark, or until it
         raises `CallFailed`."""
         self._forwarding = True
+        # What has come between the answer and this call.
         if self._early and self._sink is not None:
             self._sink(self._early)
             self._early = b""
