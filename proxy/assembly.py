@@ -44,7 +44,6 @@ def make_gateway(
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `models`."""
     pools = models is not None and any(one.info.pooler is not None for one in models.all)
     fleet = make_fleet(config, pools=pools, own=own_models(config, models))
-    # Observers are told in this order, before any request can see the change.
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
     if models is not None:

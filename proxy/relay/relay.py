@@ -129,7 +129,6 @@ class Relay:
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)
-        # Used again: a new one takes an alarm, and that a timer, for each request.
         deadline = self._deadlines.pop() if self._deadlines else _Deadline()
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
