@@ -35,7 +35,7 @@ from services.http.responses import no_response
 from services.http.streams import EventStream, error_event, sse, while_connected
 
 _RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
-# what goes on where no body came
+# What goes on where no body came.
 _NOTHING = MappingProxyType({"GET": b"", "DELETE": b"", "POST": b"{}"})
 _LOOKED_AT = 32  # workers that one request is sent to at most
 
