@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 
-from triptych.launch.installed import missing_for_workers
+from triptych.launch.options import missing_for_workers
 
 Main = Callable[[Sequence[str]], int]
 

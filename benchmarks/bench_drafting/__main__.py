@@ -36,8 +36,8 @@ from benchmarks.common.rows import (
     line,
     markdown,
 )
+from services.engine.config import Speculation
 from services.engine.engine import Engine
-from services.engine.speculation import Speculation
 
 GUESSED = 4  # at once, for each request
 PAYS, COSTS = 1.0, 0.9  # bars of the ratio, where all guesses are right, and of any others

@@ -29,7 +29,7 @@ from benchmarks.bench_master.restart import restart_rows
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
-from services.master.collector import calm
+from services.master.__main__ import calm
 from services.master.config import MasterConfig
 from services.master.master import Master
 

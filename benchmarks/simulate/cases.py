@@ -11,11 +11,10 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.simulate.arrivals import Replay
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, Session, TraceRequest
 from benchmarks.simulate.public_traces import read, repeated
-from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.study import Case
 from benchmarks.simulate.traces import TRACES
 

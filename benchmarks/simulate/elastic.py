@@ -20,10 +20,9 @@ from benchmarks.common.rows import Row, arguments, at_least, finish, markdown
 from benchmarks.simulate.arrivals import Replay
 from benchmarks.simulate.cases import requests
 from benchmarks.simulate.metrics import Outcome, outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.prompts import Prompt, Session
-from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.traces import lengths, poisson
 from services.master.config import MasterConfig

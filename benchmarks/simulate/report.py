@@ -12,8 +12,8 @@ from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import Outcome
-from benchmarks.simulate.objectives import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.records import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.study import GOOD, LOADS, Line, Result, half_interval
 
 _LIFETIMES = 10.0

@@ -12,10 +12,9 @@ from typing import Any
 from benchmarks.simulate.arrivals import Arrivals
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Session, TraceRequest
-from benchmarks.simulate.records import Record, Shape, Span
+from benchmarks.simulate.records import Objectives, Record, Shape, Span
 from benchmarks.simulate.virtual_master import VirtualMaster
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.errors import TriptychError
@@ -28,7 +27,7 @@ from protocol.registry import (
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 from services.mock.engine import Engine, Step
 
 _DRAIN_S = 120.0

@@ -11,10 +11,9 @@ import numpy as np
 from benchmarks.simulate.contenders import OURS, Contender, published, trials
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome, outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Session
-from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 
 GOOD = 0.9

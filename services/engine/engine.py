@@ -28,6 +28,7 @@ from services.engine.messages import Ready, Stage
 from services.engine.model.adapters import Adapters
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
+from services.engine.pulse import StepSizes
 from services.engine.reports import counters_of, gauges_of
 from services.engine.sampling.grammar import Grammars
 from services.engine.scheduling.decode_delay import DecodeDelay
@@ -35,7 +36,6 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.seams import Clock
-from services.engine.step_sizes import StepSizes
 from services.membership.events import CacheLog
 
 logger = logging.getLogger(__name__)

@@ -31,17 +31,17 @@ from services.engine.drafting.drafters import draft_language_model, drafter_of
 from services.engine.hardware import kv_codes_of, num_blocks_of
 from services.engine.model.adapters import Adapters
 from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on
-from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes
+from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes, capture_on
 from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
 from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.text_encoder import EncoderRunner, TextEncoder, encoder_config
+from services.engine.model.trial import check_positions
 from services.engine.model.vision import VisionModel
-from services.engine.model.vouching import check_positions
 from services.engine.model.warm_up import warm_up
+from services.engine.pulse import StepSizes
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.sampling.sampler import Sampler
@@ -55,7 +55,6 @@ from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahea
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock, Drafter, Meter
-from services.engine.step_sizes import StepSizes
 from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers

@@ -30,9 +30,9 @@ from protocol.registry import (
 )
 from services.admission.tenant_shares import TenantShares
 from services.master.config import MasterConfig
+from services.master.fleet.changelog import FleetListener
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 from services.master.fleet.role_mover import RoleMover
 from services.master.fleet.wanted_workers import WantedWorkers
@@ -40,11 +40,9 @@ from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
-from services.master.placement.refusals import AllBusy, TooLate
+from services.master.placement.refusals import AllBusy, TooLate, check_request
 from services.master.placement.reservation import Reservation
-from services.master.placement.tickets import PlacementTicket
-from services.master.placement.validation import check_request
-from services.master.placement.waiting import WaitingRequests
+from services.master.placement.waiting import PlacementTicket, WaitingRequests
 
 
 @dataclass

@@ -28,8 +28,7 @@ from services.engine.scheduling.seams import Clock
 from services.mock.actions import Action, AskEmbedding
 from services.mock.batches import patches_of
 from services.mock.settings import EngineSettings
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
+from services.mock.timing import Noise, Timers, Timing
 
 
 def rows(count: int) -> Tensors:

@@ -29,7 +29,7 @@ from services.engine.transfers.kv_tiers import KVTiers
 from services.membership.events import CacheLog
 from services.mock.actions import Action
 from services.mock.ec import CountedEC, RowForm
-from services.mock.kv import CountedKV
+from services.mock.kv import CountedKV, TimedStore
 from services.mock.kv_loads import CountedLoads
 from services.mock.kv_offers import CountedOffers
 from services.mock.runner import (
@@ -41,10 +41,8 @@ from services.mock.runner import (
     Words,
 )
 from services.mock.settings import EngineSettings
-from services.mock.tiers import TimedStore
 from services.mock.timed_steps import TimedEncoding, TimedGeneration, Worked
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
+from services.mock.timing import Noise, Timers, Timing
 
 
 @dataclass

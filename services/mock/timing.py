@@ -1,12 +1,35 @@
-"""The timing model: how long a worker with a model would have taken."""
+"""The timing model: how long a worker with a model would have taken; calls that are due then."""
 
 from __future__ import annotations
 
+import heapq
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from connectors.tiers.base import TierName
 from protocol.registry import Rates
+
+
+class Timers:
+    """In order of their time, then of their making."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+
+    def at(self, time: float, call: Callable[[], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._due, (time, self._made, call))
+
+    def run(self, now: float) -> None:
+        """Make every call that is due."""
+        while self._due and self._due[0][0] <= now:
+            heapq.heappop(self._due)[2]()
+
+    @property
+    def next_time(self) -> float | None:
+        return self._due[0][0] if self._due else None
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
+from services.engine.config import parse_speculation
 from services.engine.scheduling.ranking import check_policy
-from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
 from services.worker.lora_modules import parse_modules

@@ -30,8 +30,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
-from services.engine.quiet_libraries import quieted
-from services.engine.waiting_threads import environment_of
+from services.engine.environment import environment_of, quieted
 from services.worker.open_requests import OpenRequests
 from services.worker.queries import Queries
 from services.worker.stall_watch import StallBounds, StallWatch

@@ -16,8 +16,7 @@ from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, parse_urls, resolve
-from services.engine.config import EngineConfig
-from services.engine.speculation import Speculation, parse_speculation
+from services.engine.config import EngineConfig, Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated

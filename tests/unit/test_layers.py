@@ -35,7 +35,7 @@ ALLOWED = {
     # Inside the master: what is pure lies below what has sockets.
     "services.master.config": {"services.master.policy_options", "protocol"},
     "services.master.policy_options": {"protocol"},
-    "services.master.collector": set(),
+    "services.master.__main__": set(),
     "services.master.index": {"services.master.index", "protocol"},
     "services.master.fleet": {
         "services.master.fleet", "services.master.index", "services.master.config", "protocol",
@@ -98,10 +98,10 @@ PROXY = (
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
-    ("services.engine.speculation", "services.engine.step_sizes"),
-    ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
+    ("services.engine.config", "services.engine.pulse"),
+    ("services.engine.config", "services.engine.environment", "services.engine.containment",
         "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
-        "services.engine.quiet_libraries", "services.engine.waiting_threads",
+        "services.engine.environment", "services.engine.environment",
         "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),

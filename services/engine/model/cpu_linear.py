@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from services.engine.attention.cpu_features import onednn_has_bfloat16
-from services.engine.attention.numba_runtime import Kernel, team
+from services.engine.attention.numba_runtime import Kernel, onednn_has_bfloat16, team
 
 logger = logging.getLogger(__name__)
 _OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once

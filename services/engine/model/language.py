@@ -35,9 +35,14 @@ from services.engine.model.loader import (
 from services.engine.model.packed_linear import InputsSeen, Product, pack, packing
 from services.engine.model.probe import LayerShape, Recording
 from services.engine.model.quantization import quantize
-from services.engine.model.score_head import taken_score_head
-from services.engine.model.trial import TOLERANCE, check_codes, prompts, worst_error
-from services.engine.model.vouching import refused_by_name
+from services.engine.model.trial import (
+    TOLERANCE,
+    check_codes,
+    prompts,
+    refused_by_name,
+    worst_error,
+)
+from services.engine.sampling.pooler import taken_score_head
 
 logger = logging.getLogger(__name__)
 _TRIAL_BLOCK = 16  # tokens: the smallest block that every attention backend takes

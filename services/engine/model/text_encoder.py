@@ -22,7 +22,7 @@ from services.engine.containment import contained
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.loader import load_text_encoder, parameter_bytes, read_config
 from services.engine.model.runner import failed_chunk
-from services.engine.model.step_fence import fence_on
+from services.engine.model.step_upload import fence_on
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.seams import Sampled

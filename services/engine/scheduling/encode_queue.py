@@ -10,13 +10,12 @@ from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.histogram import SECONDS, Histogram
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
-from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
+from services.engine.pulse import StepSizes
+from services.engine.scheduling.decode_delay import RunBound
+from services.engine.scheduling.encode_jobs import EncodeJobs, Job, SeenBefore, Waiter
 from services.engine.scheduling.encode_run import EncodeRun, Results
-from services.engine.scheduling.run_bound import RunBound
+from services.engine.scheduling.request_times import StageTimes
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
-from services.engine.scheduling.seen_before import SeenBefore
-from services.engine.scheduling.stage_times import StageTimes
-from services.engine.step_sizes import StepSizes
 
 _REMEMBERED = 16384  # names of pictures: some 2 MB
 

@@ -8,20 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
+from services.engine.pulse import StepSizes
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
+from services.engine.scheduling.choices import SiblingChoices, ending
 from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
-from services.engine.scheduling.endings import ending
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of
-from services.engine.scheduling.request_times import RequestTimes
+from services.engine.scheduling.request_times import RequestTimes, StageTimes
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
-from services.engine.scheduling.sibling_choices import SiblingChoices
 from services.engine.scheduling.spare_room import trim
-from services.engine.scheduling.stage_times import StageTimes
-from services.engine.step_sizes import StepSizes
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 

@@ -37,13 +37,13 @@ from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
 from services.master.master import Master, MasterListener
 from services.master.placement.reservation import Reservation
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 from services.master.probing.fleet_metrics import FleetMetrics
 from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber
 from services.master.replication.messages import Added, Removed
+from services.master.replication.outbox import Staleness
 from services.master.replication.replicator import Replicator
-from services.master.replication.staleness import Staleness
 
 _TICK_S = 0.1
 _PUMP_S = 0.005  # reports within it are followed by one look at the queues

@@ -16,11 +16,10 @@ from protocol.logs import worker_line
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.availability import Availability
-from services.master.fleet.changelog import Changelog
+from services.master.fleet.changelog import Changelog, FleetListener
 from services.master.fleet.circuit_breakers import CircuitBreakers
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
 from services.master.fleet.roles import Roles
 from services.master.fleet.validation import NAMES, check_info, check_load, same_life

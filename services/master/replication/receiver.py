@@ -11,8 +11,7 @@ from protocol.registry import Drain, Heartbeat, InstanceName
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.fleet.validation import check_newer, same_life
 from services.master.master import Master
-from services.master.replication.homes import Homes
-from services.master.replication.masters import OtherMasters
+from services.master.replication.masters import Homes, OtherMasters
 from services.master.replication.messages import (
     Added,
     Beat,

@@ -25,8 +25,7 @@ from protocol.registry import (
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.master import Master
 from services.master.placement.reservation import Reservation
-from services.master.replication.homes import Homes
-from services.master.replication.masters import OtherMasters
+from services.master.replication.masters import Homes, OtherMasters
 from services.master.replication.messages import (
     Added,
     Beat,

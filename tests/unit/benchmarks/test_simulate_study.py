@@ -14,10 +14,9 @@ from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, publi
 from benchmarks.simulate.hardware import H200, PROFILES, QWEN_7B, roofline
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
-from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.study import LOADS, Bench, Case, Line, Result, best_of, half_interval
 from services.master.placement.policies.factory import load_policy
 

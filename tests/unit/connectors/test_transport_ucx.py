@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from connectors.transports.ucx import UcxTransport
-from connectors.transports.ucx_epochs import Epochs
 from connectors.transports.ucx_wire import (
     BUNDLE,
     DATA,
@@ -18,6 +17,7 @@ from connectors.transports.ucx_wire import (
     MAX_REQUEST,
     REQUEST,
     Description,
+    Epochs,
     ReadRequest,
     open_description,
     seal,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.compile_cache import ensure_writable
+from services.engine.environment import ensure_writable
 
 USUAL = (("TRITON_CACHE_DIR", ".triton/cache"), ("NUMBA_CACHE_DIR", ".cache/triptych/numba"))
 

@@ -13,10 +13,10 @@ from connectors.base import EC_TENSOR, Entry
 from connectors.ec.local import LocalEC
 from protocol.types import EncodeItem, EncodeRequest
 from services.engine.model.vision import VisionModel
+from services.engine.scheduling.decode_delay import RunBound
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.rates import RateMeter
-from services.engine.scheduling.run_bound import RunBound
 from tests.conftest import ModelDir, Pass
 from tests.support.conversations import asking, picture
 from tests.support.engines import request_of

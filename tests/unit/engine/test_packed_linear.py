@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from protocol.errors import ConfigError
-from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.language import LanguageModel
 from services.engine.model.packed_linear import (
     InputsSeen,

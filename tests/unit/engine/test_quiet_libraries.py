@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.quiet_libraries import quieted
+from services.engine.environment import quieted
 from services.frontend.model_folder import find_model
 from tests.support.stack import Process
 

@@ -1,6 +1,6 @@
 """Names that come again, among the last ones."""
 
-from services.engine.scheduling.seen_before import SeenBefore
+from services.engine.scheduling.encode_jobs import SeenBefore
 
 
 def test_only_the_last_names_are_remembered() -> None:

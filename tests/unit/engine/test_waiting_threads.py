@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.engine.config import EngineConfig
-from services.engine.waiting_threads import ROUNDS, environment_of
+from services.engine.environment import ROUNDS, environment_of
 from services.worker.engine_client import EngineClient
 
 

@@ -21,7 +21,7 @@ from protocol.registry import (
     ScheduleRequest,
 )
 from services.master.master import Master
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 from services.master.probing.orphan_prober import keep, orphans
 from tests.support.master_nodes import Fleet, Node
 

@@ -8,7 +8,7 @@ from protocol.errors import ModelNotFound, Unavailable
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Placement, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 
 
 def registered(made: Master, name: str, role: InstanceRole, model: str, **fields: Any) -> None:

@@ -17,8 +17,8 @@ from protocol.kv_events import (
 )
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, Load, Rates
 from services.master.config import MasterConfig
+from services.master.fleet.changelog import FleetListener
 from services.master.fleet.fleet import Fleet
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 
 SOURCE = EventSource("tcp://127.0.0.1:1")

@@ -4,7 +4,7 @@ from protocol.registry import InstanceInfo, Placement, ScheduleRequest
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.tickets import PlacementQueue, enqueue, remaining
+from services.master.placement.waiting import PlacementQueue, enqueue, remaining
 
 
 def test_who_names_no_model_can_still_leave_when_a_second_model_has_come() -> None:

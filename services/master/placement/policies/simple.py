@@ -1,4 +1,4 @@
-"""One worker after the other, over all requests and not anew in each."""
+"""Policies that look at no cache: in turns, at random, by the fewest requests."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ class RoundRobinPolicy(Policy):
         row = int((self.scores(costs) + costs.penalty).argmin())
         self._last[costs.pool] = row
         return row
+
+
+class RandomPolicy(Policy):
+    def scores(self, costs: StageCosts) -> Floats:
+        return np.zeros(len(costs.pool))
+
+    def pick(self, costs: StageCosts) -> int:
+        able = np.flatnonzero(costs.penalty == 0.0)
+        return int(able[self.rng.randrange(len(able))])
+
+
+class LeastLoadedPolicy(Policy):
+    def scores(self, costs: StageCosts) -> Floats:
+        return costs.pool.requests
