@@ -1,5 +1,5 @@
-"""EC over a transport that reads a peer's memory: entries lie in one registered region. Producers of
-one host list themselves in a folder, for consumers that were told of none."""
+"""EC over a transport that reads a peer's memory: entries lie in one registered region. Producers
+of one host list themselves in a folder, for consumers that were told of none."""
 
 from __future__ import annotations
 

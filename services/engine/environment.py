@@ -23,6 +23,14 @@ from types import MappingProxyType
 
 from connectors.owners import make_private
 
+# Transformers warns of what a worker does on purpose (parts of a model, files read once), and draws
+# a bar while it reads weights. Both are read where the library is imported.
+_QUIET: Mapping[str, str] = MappingProxyType(
+    {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+)
+ROUNDS = "4000"  # of the waiting loop; 1000 costs a step of one request a sixth on idle cores
+_SPIN, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+
 
 def ensure_writable() -> None:
     """Point Triton and Numba to folders that can be written to: in the home folder, or private ones
@@ -71,24 +79,8 @@ def _can_write(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-ROUNDS = "4000"  # of the waiting loop; 1000 costs a step of one request a sixth on idle cores
-_SPIN, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-
-
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Variables for an engine's process: those given, and the bound, unless they say how threads
-    wait. libgomp reads them as it is loaded."""
+    """Variables for an engine's process: those given, which win, and the bound, unless they say how
+    threads wait. libgomp reads them as it is loaded."""
     said = _SPIN in given or _POLICY in given
-    return dict(given) if said else {**given, _SPIN: ROUNDS}
-
-
-# Transformers warns of what a worker does on purpose (parts of a model, files read once), and draws
-# a bar while it reads weights. Both are read where the library is imported.
-_QUIET: Mapping[str, str] = MappingProxyType(
-    {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-)
-
-
-def quieted(given: Mapping[str, str]) -> dict[str, str]:
-    """Variables for an engine's process: those given, which win."""
-    return {**_QUIET, **given}
+    return {**_QUIET, **({} if said else {_SPIN: ROUNDS}), **given}

@@ -1,5 +1,5 @@
-"""KV without bytes: a connector of offers under leases and loads that take as long as copying would,
-and tiers below the pool that hold nothing.
+"""KV without bytes: a connector of offers under leases and loads that take as long as copying
+would, and tiers below the pool that hold nothing.
 
 In place of a side channel there are actions, which the engine's driver carries to the peer.
 """

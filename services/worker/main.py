@@ -33,7 +33,7 @@ from services.worker.app import create_app
 from services.worker.chat import service_of
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
-from services.worker.lora_modules import parse_modules
+from services.worker.engine_options import parse_modules
 from services.worker.member import WorkerMember, registered
 from services.worker.metrics import WorkerMetrics
 from services.worker.stall_watch import StallBounds

@@ -1,4 +1,4 @@
-"""Pictures that are to be encoded, the requests that wait for each, and which of them come again."""
+"""Pictures that are to be encoded, the requests that wait for each, which of them come again."""
 
 from __future__ import annotations
 

@@ -97,3 +97,11 @@ class LiveRequests:
     @property
     def next_deadline(self) -> float | None:
         return self._deadlines.next_time
+
+    def check_integrity(self, queued: set[RequestKey]) -> list[str]:
+        """[] if the requests here are those that are in queues."""
+        known = {request.key for request in self}
+        return [
+            *(f"request {key} is in no queue" for key in known - queued),
+            *(f"request {key} is queued but unknown" for key in queued - known),
+        ]

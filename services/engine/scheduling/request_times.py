@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 from protocol.histogram import GAPS, SECONDS, TOKENS, Histogram
 from services.engine.messages import Stage
-from services.engine.scheduling.request import Request
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.seams import Clock
 
 
@@ -137,3 +138,13 @@ class StageTimes(Generic[_Work]):
         """The stages that have ended since the last time."""
         over, self._over = self._over, []
         return over
+
+
+def stages_of(request: Request, embeddings: EmbeddingCache) -> list[str]:
+    """What a request that has its KV, or needs none of another engine, is doing."""
+    left = request.items_left
+    stages = [] if all(embeddings.ready(i.mm_hash) for i in left) else ["transfer embeddings"]
+    if request.status is not Status.RUNNING:
+        return [*stages, "queue"]
+    begun = request.received or request.num_computed >= request.num_prompt
+    return [*stages, "decode" if begun else "prefill"]

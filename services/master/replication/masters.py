@@ -1,5 +1,5 @@
-"""Other masters: which workers talk to them, and what they have placed, counted here until it ends or
-they fall silent."""
+"""Other masters: which workers talk to them, and what they have placed, counted here until it ends
+or they fall silent."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from protocol.errors import InvalidRequest, Unavailable
-from services.engine.model.admission import ModelAdmission
+from services.engine.loaded_model import ModelAdmission
 from services.engine.sampling.grammar import Constraint, Grammars
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking

@@ -1,5 +1,7 @@
-"""Where compiled kernels are kept when the home folder cannot be written to."""
+"""Compiled kernels where the home folder cannot be written to; threads that leave a core to others;
+a worker's log has the worker's own lines."""
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
@@ -7,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.engine.environment import ensure_writable
+from services.engine.config import EngineConfig
+from services.engine.environment import ROUNDS, ensure_writable, environment_of
+from services.frontend.model_folder import find_model
+from services.worker.engine_client import EngineClient
+from tests.support.stack import Process
 
 USUAL = (("TRITON_CACHE_DIR", ".triton/cache"), ("NUMBA_CACHE_DIR", ".cache/triptych/numba"))
 
@@ -74,3 +80,47 @@ def test_kernels_of_other_sources_or_another_processor_are_not_taken(
 
     monkeypatch.setattr(Path, "read_text", another)
     assert len({before, other, folder()}) == 3
+
+
+def test_waiting_is_bounded_unless_the_operator_says_how_threads_wait() -> None:
+    found = environment_of({"A": "b"})
+    assert (found["A"], found["GOMP_SPINCOUNT"]) == ("b", ROUNDS)
+    assert environment_of({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in environment_of({"OMP_WAIT_POLICY": "active"})
+
+
+async def test_an_engine_is_started_with_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("KEPT", "yes")
+    started: list[dict[str, str]] = []
+
+    async def refuse(*command: str, env: dict[str, str], **_: Any) -> None:
+        started.append(env)
+        raise OSError("no process")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    config = EngineConfig(model_dir="m", model="m", revision="r", parts=("language",))
+    with pytest.raises(OSError, match="no process"):
+        await EngineClient.start(config, 1.0)
+    (environment,) = started
+    assert (environment["GOMP_SPINCOUNT"], environment["KEPT"]) == (ROUNDS, "yes")
+
+
+def test_the_operators_word_wins() -> None:
+    said = {"TRANSFORMERS_VERBOSITY": "info", "HF_HUB_DISABLE_PROGRESS_BARS": "0"}
+    found = environment_of({**said, "KEPT": "yes"})
+    assert {name: found[name] for name in (*said, "KEPT")} == {**said, "KEPT": "yes"}
+
+
+def test_a_bare_worker_writes_nothing_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its warnings about the parts that an encoder leaves out, nor its bar."""
+    for name in environment_of({}):
+        monkeypatch.delenv(name, raising=False)
+    flags = ("--model", str(find_model("demo")), "--log-level", "info")
+    worker = Process("services.encoder", *flags, env={"OMP_NUM_THREADS": "1"}, forked=False)
+    try:
+        worker.wait_ready()
+    finally:
+        worker.stop()
+    assert not [line for line in worker.log if "[transformers]" in line or "Loading w" in line]
