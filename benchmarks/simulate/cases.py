@@ -15,7 +15,7 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, Session, TraceRequest
 from benchmarks.simulate.public_traces import read, repeated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study import Case
+from benchmarks.simulate.study_results import Case
 from benchmarks.simulate.traces import TRACES
 
 BARS = MappingProxyType({"multi_turn": 1.15, "pictures": 1.15, "new_pictures": 1.15})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulate.records import Record
+from benchmarks.simulate.records import Record, median_lifetime
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.worker import WINDOW_S, Worker
 
@@ -64,7 +64,7 @@ def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
         if workers
     }
     held = _windows(list(simulation.prefills.values()), "held", start, end)
-    lifetime = simulation.lifetime(counted)
+    lifetime = median_lifetime(counted, simulation.clock.now)
     count, served = max(1, len(counted)), [r for r in counted if not r.refused]
     return Outcome(
         offered=len(counted) / seconds,

@@ -4,7 +4,8 @@ keep to count, requests' times."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,3 +135,10 @@ class Objectives:
         if not tpot:
             tpot = TPOT_TIMES * self.profile.unloaded_tpot(request.tokens, request.output)
         return ttft, tpot
+
+
+def median_lifetime(records: Iterable[Record], now: float) -> float:
+    """Seconds from arrival to the last token, as far as requests have lived."""
+    lived = [(r.last if r.over and not r.refused else now) - r.arrival
+             for r in records if not r.refused]  # fmt: skip
+    return statistics.median(lived) if lived else 0.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 from connectors.tiers.base import Copied, TierCopy, TierName
 from services.engine.scheduling.seams import Clock
-from services.mock.timing import Timers
+from services.mock.timing import Timers, Timing
 
 
 class CountedKV(KVConnector):
@@ -128,3 +128,15 @@ class TimedStore:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def timed_stores(
+    settings: EngineSettings, timing: Timing, clock: Clock, timers: Timers
+) -> list[TimedStore]:
+    """The tiers below the pool that a worker has, the uppermost first."""
+    sizes: dict[TierName, int] = {"host": settings.host_blocks, "disk": settings.disk_blocks}
+    return [
+        TimedStore(name, blocks, timing.tier_s(name), clock, timers)
+        for name, blocks in sizes.items()
+        if blocks
+    ]

@@ -19,6 +19,7 @@ from services.mock.answering import Answering
 from services.mock.chat import text_of
 from services.mock.faults import parse_faults
 from services.mock.instance import Instance
+from services.mock.metrics import metrics_of
 from services.mock.openai_api import models
 
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ async def load(instance: Instance, answering: Answering) -> web.StreamResponse:
 
 
 async def metrics(instance: Instance, answering: Answering) -> web.StreamResponse:
-    text = instance.metrics()
+    text = metrics_of(instance)
     return web.Response(body=text, headers={"content-type": "text/plain; version=0.0.4"})
 
 

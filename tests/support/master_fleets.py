@@ -12,7 +12,8 @@ from protocol.registry import (
     ScheduleRequest,
 )
 from services.master.config import MasterConfig
-from services.master.master import Master, MasterListener
+from services.master.master import Master
+from services.master.placement.listener import MasterListener
 
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
 RATES = Rates(

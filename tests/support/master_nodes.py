@@ -17,7 +17,8 @@ from protocol.registry import (
     StageRole,
 )
 from services.master.config import MasterConfig
-from services.master.master import Master, MasterListener
+from services.master.master import Master
+from services.master.placement.listener import MasterListener
 from services.master.placement.reservation import Reservation
 from services.master.placement.waiting import PlacementTicket
 from services.master.replication.messages import Change, decode_message

@@ -225,7 +225,7 @@ class Registry:
         instance = self._in_generation(instance_id, generation)
         if instance is None:
             return False
-        self.fleets[instance.info.model].apply(instance, batch, source)
+        self.fleets[instance.info.model].events.apply(instance, batch, source)
         return True
 
     def forget_caches(

@@ -14,7 +14,7 @@ from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
-from services.master.index.prefix_index import Run, fill
+from services.master.index.prefix_runs import Run, fill
 from services.master.placement.costs import Choice, explain
 from services.master.placement.job import Job
 from services.master.placement.layouts import Layouts

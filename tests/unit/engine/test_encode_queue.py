@@ -183,7 +183,8 @@ def test_a_picture_pushed_out_and_asked_for_again_has_a_new_lease(
     name = tight.items[0].mm_hash
     tensors = {EC_TENSOR: torch.zeros(tight.items[0].length, Case.width(vision))}
     now = time.monotonic()
-    tight.queue._unstored[name] = Entry(tensors, ("r0", "s"), {"r0": now + 0.01, "s": now - 1.0})
+    pushed_out = Entry(tensors, ("r0", "s"), {"r0": now + 0.01, "s": now - 1.0})
+    tight.queue._unstored._entries[name] = pushed_out
     tight.queue.add(EncodeRequest("again", [tight.items[0]], holder="r0"))
     assert tight.answered() == [0]
     passes(10.0)

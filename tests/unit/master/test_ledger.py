@@ -19,7 +19,8 @@ from protocol.registry import (
 from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
-from services.master.master import Master, MasterListener
+from services.master.master import Master
+from services.master.placement.listener import MasterListener
 from services.master.placement.refusals import AllBusy
 from services.master.placement.reservation import Reservation
 from services.master.placement.waiting import PlacementTicket
