@@ -32,7 +32,7 @@ Piece = tuple[int, int]
 """Offset and size in the owner's region."""
 
 
-class Description(msgspec.Struct, frozen=True, array_like=True):
+class UcxDescription(msgspec.Struct, frozen=True, array_like=True):
     """`address` is the owner's UCX worker; `host` says whether its memory is the CPU's."""
 
     address: bytes
@@ -60,7 +60,7 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     transfer: int
 
 
-_DESCRIPTION: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
+_DESCRIPTION: msgspec.msgpack.Decoder[UcxDescription] = msgspec.msgpack.Decoder(UcxDescription)
 _REQUEST: msgspec.msgpack.Decoder[ReadRequest | StopRequest] = msgspec.msgpack.Decoder(
     ReadRequest | StopRequest
 )
@@ -86,7 +86,7 @@ def seal(message: msgspec.Struct) -> bytes:
     return b"".join((_MAGIC, bytes([VERSION]), zlib.crc32(body).to_bytes(4, "big"), body))
 
 
-def open_description(data: bytes) -> Description:
+def open_description(data: bytes) -> UcxDescription:
     """`TransferError` if it is not one of ours, `IncompatiblePeer` if it is of another version."""
     return _unseal(data, _DESCRIPTION)
 

@@ -77,7 +77,7 @@ def answer(engine: Reporting, query: Query) -> Statistics:
     )
 
 
-class Adapters(Protocol):
+class LoadableAdapters(Protocol):
     """The LoRA adapters of an engine's model."""
 
     @property
@@ -88,7 +88,7 @@ class Adapters(Protocol):
     def unload(self, name: str) -> None: ...
 
 
-def adapters_after(adapters: Adapters | None, wanted: ChangeAdapters) -> AdapterTable:
+def adapters_after(adapters: LoadableAdapters | None, wanted: ChangeAdapters) -> AdapterTable:
     """Load or unload a LoRA adapter; None where the engine takes none."""
     try:
         if adapters is None:

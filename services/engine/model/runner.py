@@ -70,7 +70,7 @@ class Runner:
         return contained(self._run, chunks, failed_chunk)
 
     def fence(self) -> Fence | None:
-        """See `services.engine.scheduling.seams.Runner`."""
+        """See `services.engine.scheduling.seams.StepRunner`."""
         return fence_on(self._model.device)
 
     @torch.inference_mode()

@@ -109,7 +109,7 @@ class TextEncoder:
 
 
 class EncoderRunner:
-    """`services.engine.scheduling.seams.Runner` whose chunks are whole inputs."""
+    """`services.engine.scheduling.seams.StepRunner` whose chunks are whole inputs."""
 
     def __init__(self, model: TextEncoder, pooler: VectorPooler) -> None:
         self._model = model
@@ -120,7 +120,7 @@ class EncoderRunner:
         return contained(self._run, chunks, failed_chunk)
 
     def fence(self) -> Fence | None:
-        """See `services.engine.scheduling.seams.Runner`."""
+        """See `services.engine.scheduling.seams.StepRunner`."""
         return fence_on(self._model.device)
 
     @torch.inference_mode()

@@ -69,7 +69,7 @@ class SiblingChoices:
         return siblings
 
 
-class Outputs:
+class ChoiceOutputs:
     """Accounts for the tokens that choices gain. `counters` are the engine's, from its start on."""
 
     def __init__(

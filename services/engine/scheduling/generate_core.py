@@ -10,7 +10,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.pulse import StepSizes
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
-from services.engine.scheduling.choices import Outputs, SiblingChoices, failure
+from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
 from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.idle_blocks import IdleBlocks
@@ -18,7 +18,7 @@ from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.request_times import RequestTimes, StageTimes, stages_of
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
+from services.engine.scheduling.seams import Admission, Clock, Meter, Sampled, StepRunner
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -31,7 +31,7 @@ class GenerateCore:
     """
 
     def __init__(
-        self, config: EngineConfig, model: Admission, scheduler: Scheduler, runner: Runner,
+        self, config: EngineConfig, model: Admission, scheduler: Scheduler, runner: StepRunner,
         transfers: KVFetches, meter: Meter, clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_keys: MakeKeys | None = None, delay: DecodeDelay | None = None,
@@ -60,7 +60,7 @@ class GenerateCore:
         self._begun = 0.0
         self._work = Work()
         self.times = RequestTimes(clock)
-        self._outputs = Outputs(scheduler, config.eos_token_ids, self.times)
+        self._outputs = ChoiceOutputs(scheduler, config.eos_token_ids, self.times)
         self.counters = self._outputs.counters
         self.stages: StageTimes[Request] = StageTimes(clock, self._stages_of)
 
