@@ -33,16 +33,15 @@ _CONTENT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """One request: `time` in seconds; `blocks` name parts of the prompt of `MOONCAKE_BLOCK` tokens;
-    `elapsed` seconds until its answer was there when it was recorded."""
+    """One request of a recorded trace."""
 
-    time: float
-    tokens: int
-    output: int
-    blocks: tuple[int, ...] = ()
-    pictures: int = 0
-    session: str = ""
-    elapsed: float = 0.0
+    time: float  # when it came, s
+    tokens: int  # of the prompt
+    output: int  # tokens of the answer
+    blocks: tuple[int, ...] = ()  # names of parts of the prompt, of `MOONCAKE_BLOCK` tokens each
+    pictures: int = 0  # how many it brought
+    session: str = ""  # the conversation that it belongs to, "" for none
+    elapsed: float = 0.0  # seconds until its answer was there when it was recorded
 
 
 class _Mooncake(msgspec.Struct):

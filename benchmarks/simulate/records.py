@@ -57,20 +57,16 @@ class Span:
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """What became of a request. Times are seconds; inf for what has not happened.
+    """What became of a request. Times are seconds; inf for what has not happened."""
 
-    `aims`: the seconds to the first token and per further token that it must keep.
-    `cached`: prompt tokens whose KV was there.
-    `refused`: the error's code.
-    """
-
-    request: TraceRequest
-    arrival: float
+    request: TraceRequest  # what was asked
+    arrival: float  # when it came
+    # The seconds to the first token and per further token that it must keep
     aims: tuple[float, float] = (math.inf, math.inf)
-    first: float = math.inf
-    last: float = math.inf
-    cached: int = 0
-    refused: str = ""
+    first: float = math.inf  # when its first token was there
+    last: float = math.inf  # when its last was
+    cached: int = 0  # prompt tokens whose KV was there
+    refused: str = ""  # the error's code
 
     @property
     def ttft(self) -> float:

@@ -54,14 +54,14 @@ from services.membership.events import CacheLog
 class Surroundings:
     """What both parts of an engine share."""
 
-    config: EngineConfig
-    connectors: Connectors
-    ec: ECConnector
-    meter: Meter
-    sizes: StepSizes
-    log: CacheLog | None
-    clock: Clock
-    delay: DecodeDelay
+    config: EngineConfig  # with devices and dtypes resolved
+    connectors: Connectors  # of the transports that are configured
+    ec: ECConnector  # embeddings of all engines
+    meter: Meter  # learns how fast steps are
+    sizes: StepSizes  # the largest steps so far
+    log: CacheLog | None  # what caches gain and lose, None where no master listens
+    clock: Clock  # seconds
+    delay: DecodeDelay  # how long prompts and pictures may hold up decodes
     computing: Callable[[], AbstractContextManager[None]]  # entered while a model computes
     watch: Callable[[nn.Module], None]  # is given each model
 
@@ -70,8 +70,8 @@ class Surroundings:
 class LanguagePart:
     """Generates tokens. Close `core`, then `grammars`, then `kv`."""
 
-    core: GenerateCore
-    kv: KVConnector
+    core: GenerateCore  # schedules and runs requests
+    kv: KVConnector  # hands KV over to other engines
     grammars: Grammars  # compiles what outputs are held to, in threads
     layout: KVLayout  # of one KV block
     max_model_len: int  # tokens of a prompt and its output that the pool has room for

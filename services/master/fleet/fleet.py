@@ -29,29 +29,21 @@ _EXPIRE_MS = 1e3
 
 @dataclass
 class Fleet:
-    """The workers of one model.
+    """The workers of one model."""
 
-    `model`: its name.
-    `config`: the master's.
-    `pools`: their load, by kind.
-    `exact`: their caches by content keys, as workers' events name them.
-    `predicted`: the same by the keys of proxies that have no model, as far as requests were placed
-    from here. The two never meet.
-    `by_slot`: the workers, by their number in the indices.
-    `events`: what workers' caches tell of themselves.
-    `elastic`: how many of the workers may have several roles.
-    `media_at`: when a request with media was last placed here (ms).
-    """
-
-    model: str
-    config: MasterConfig
-    pools: dict[str, Pool] = field(init=False)
+    model: str  # its name
+    config: MasterConfig  # the master's
+    pools: dict[str, Pool] = field(init=False)  # their load, by kind
+    # Their caches by content keys, as workers' events name them
     exact: CacheIndex = field(init=False)
+    # The same by the keys of proxies that have no model, as far as requests were placed from here.
+    # The two never meet.
     predicted: CacheIndex = field(init=False)
+    # The workers, by their number in the indices
     by_slot: dict[int, Instance] = field(default_factory=dict)
-    events: CacheEvents = field(init=False)
-    elastic: int = 0
-    media_at: float = -math.inf
+    events: CacheEvents = field(init=False)  # what workers' caches tell of themselves
+    elastic: int = 0  # how many of the workers may have several roles
+    media_at: float = -math.inf  # when a request with media was last placed here (ms)
     _free_slots: list[int] = field(default_factory=list)
     _expired_at: float = 0.0
 

@@ -31,24 +31,17 @@ _Claim = TypeVar("_Claim")
 
 @dataclass
 class Registry:
-    """All registered workers. Times are ms of the caller's monotonic clock.
+    """All registered workers. Times are ms of the caller's monotonic clock."""
 
-    `listener`: is told of changes.
-    `instances`: by id; `fleets`: by model.
-    `refused`: claims that cannot be true, by error code.
-    `changelog`: for those who follow the registry.
-    `breakers`: keep requests from workers where they failed.
-    `roles`: of workers that may have several.
-    """
-
-    config: MasterConfig
-    listener: FleetListener = field(default_factory=FleetListener)
-    instances: dict[str, Instance] = field(default_factory=dict)
-    fleets: dict[str, Fleet] = field(default_factory=dict)
+    config: MasterConfig  # the master's
+    listener: FleetListener = field(default_factory=FleetListener)  # is told of changes
+    instances: dict[str, Instance] = field(default_factory=dict)  # by id
+    fleets: dict[str, Fleet] = field(default_factory=dict)  # by model
+    # Claims that cannot be true, by error code
     refused: Counter[str] = field(default_factory=Counter)
-    changelog: Changelog = field(init=False)
-    breakers: CircuitBreakers = field(init=False)
-    roles: Roles = field(init=False)
+    changelog: Changelog = field(init=False)  # for those who follow the registry
+    breakers: CircuitBreakers = field(init=False)  # keep requests from workers where they failed
+    roles: Roles = field(init=False)  # of workers that may have several
     _availability: Availability = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)

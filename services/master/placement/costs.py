@@ -20,36 +20,22 @@ ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
 
 @dataclass(slots=True)
 class StageCosts:
-    """What a stage of a request costs on each worker of a pool. Arrays are [rows] of it.
+    """What a stage of a request costs on each worker of a pool. Arrays are [rows] of it."""
 
-    `stage`: encode, prefill, decode, or combined (prefill and decode on one worker).
-    `pool`: the workers.
-    `penalty`: 0, or infinite where a worker must not be chosen.
-    `tokens`: of the item or the prompt.
-    `new_tokens`: expected output.
-    `block_size`: tokens to a KV block.
-    `hits`: tokens whose KV is there.
-    `queue_ms`: work before the request.
-    `work_ms`: its encoding or prefill.
-    `decode_ms`: what its decode takes of its own and the others' time, its KV's transfer included.
-    `ready_ms`: until missing embeddings are there.
-    `tail_tokens`: what remains to be computed after that at the least; 0 if nothing is missing.
-    `session`: requests of one go to one worker where costs do not differ; "" for none.
-    """
-
-    stage: str
-    pool: Pool
-    penalty: Floats
-    tokens: int
-    new_tokens: int
-    block_size: int
-    hits: Floats
-    queue_ms: Floats
-    work_ms: Floats
+    stage: str  # encode, prefill, decode, or combined (prefill and decode on one worker)
+    pool: Pool  # the workers
+    penalty: Floats  # 0, or infinite where a worker must not be chosen
+    tokens: int  # of the item or the prompt
+    new_tokens: int  # expected output
+    block_size: int  # tokens to a KV block
+    hits: Floats  # tokens whose KV is there
+    queue_ms: Floats  # work before the request
+    work_ms: Floats  # its encoding or prefill
+    # What its decode takes of its own and the others' time, its KV's transfer included
     decode_ms: Floats
-    ready_ms: Floats
-    tail_tokens: int
-    session: str
+    ready_ms: Floats  # until missing embeddings are there
+    tail_tokens: int  # what remains to be computed after that at the least; 0 if nothing is missing
+    session: str  # requests of one go to one worker where costs do not differ; "" for none
 
     @property
     def ttft_ms(self) -> Floats:

@@ -15,28 +15,18 @@ from services.master.placement.media_plan import ItemSources
 
 @dataclass(slots=True)
 class Job:
-    """A request while it is placed.
+    """A request while it is placed."""
 
-    `request`: what is asked for.
-    `fleet`: the workers of its model.
-    `now_ms`: of the caller's monotonic clock.
-    `new_tokens`: expected output.
-    `items`: where its pictures can come from.
-    `blocks`: length in blocks of the prefix at every slot. [slots]
-    `held`: prompt tokens whose KV is there; the last one is always computed. [slots]
-    `avoid`: ids of instances that get no part of it.
-    `below`: prompt tokens whose KV is there or in host memory, and those that are there, in host
-    memory or on disk; None if no worker has tiers. [slots] each
-    """
-
-    request: ScheduleRequest
-    fleet: Fleet
-    now_ms: float
-    new_tokens: int
-    items: list[ItemSources]
-    blocks: Floats
-    held: Floats
-    avoid: frozenset[str]
+    request: ScheduleRequest  # what is asked for
+    fleet: Fleet  # the workers of its model
+    now_ms: float  # of the caller's monotonic clock
+    new_tokens: int  # expected output
+    items: list[ItemSources]  # where its pictures can come from
+    blocks: Floats  # length in blocks of the prefix at every slot. [slots]
+    held: Floats  # prompt tokens whose KV is there; the last one is always computed. [slots]
+    avoid: frozenset[str]  # ids of instances that get no part of it
+    # Prompt tokens whose KV is there or in host memory, and those that are there, in host memory or
+    # on disk; None if no worker has tiers. [slots] each
     below: tuple[Floats, Floats] | None = None
 
     @property

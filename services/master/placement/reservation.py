@@ -23,31 +23,23 @@ class GuessedItem:
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """Of one request. Times are ms of the caller's monotonic clock.
+    """Of one request. Times are ms of the caller's monotonic clock."""
 
-    `fleet`: of its model.
-    `expires_at`: when it is given back though the end of the request was not reported.
-    `encodes`: the charge of each picture that is encoded for it, by media hash.
-    `guessed`: pictures that it takes from encoders which are thought to hold them, by media hash.
-    `prefill`, `decode`: the charges of these stages; a worker that does both has one, for decode.
-    `expected`: the prefix that its prefill will leave there.
-    `predicted`: its keys are those of a proxy that has no model.
-    `placed_at`: 0 if another master has placed it.
-    `tenant`: whose share it counts against, None if another master has placed it.
-    `decoding_since`: from when on it counts among the requests that decode at its worker.
-    `decoding_area`: requests times ms that the worker's decodes had added up to by then; the
-    difference at the end, over the time, is how many decoded beside it.
-    """
-
-    fleet: Fleet
-    expires_at: float
+    fleet: Fleet  # of its model
+    expires_at: float  # when it is given back though the end of the request was not reported
+    # The charge of each picture that is encoded for it, by media hash
     encodes: dict[str, Charge] = field(default_factory=dict)
+    # Pictures that it takes from encoders which are thought to hold them, by media hash
     guessed: dict[str, GuessedItem] = field(default_factory=dict)
+    # `prefill`, `decode`: the charges of these stages; a worker that does both has one, for decode
     prefill: Charge | None = None
     decode: Charge | None = None
-    expected: ExpectedPrefix | None = None
-    predicted: bool = False
-    placed_at: float = 0.0
-    tenant: str | None = None
+    expected: ExpectedPrefix | None = None  # the prefix that its prefill will leave there
+    predicted: bool = False  # its keys are those of a proxy that has no model
+    placed_at: float = 0.0  # 0 if another master has placed it
+    tenant: str | None = None  # whose share it counts against, None if another master has placed it
+    # From when on it counts among the requests that decode at its worker
     decoding_since: float | None = None
+    # Requests times ms that the worker's decodes had added up to by then; the difference at the
+    # end, over the time, is how many decoded beside it
     decoding_area: float = 0.0
