@@ -26,7 +26,7 @@ class Measured:
     ttft_p50_s: float  # time to the first token
     ttft_p99_s: float  # of the slowest in a hundred
     tpot_p99_s: float  # time per further token, of the slowest in a hundred
-    refused: int  # requests answered with 503
+    refused: int  # requests answered with 429 or 503
     broken: int  # requests that failed otherwise
     lifetimes: float  # median lifetimes of a request that the run was long
     item_hits: float  # share of items that were not encoded again
