@@ -34,11 +34,11 @@ from services.master.fleet.registry import Registry
 from services.master.fleet.role_mover import RoleMover
 from services.master.fleet.wanted_workers import WantedWorkers
 from services.master.placement.ledger import Ledger
-from services.master.placement.listener import MasterListener, Totals
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate, check_request
+from services.master.placement.reservation import MasterListener, Totals
 from services.master.placement.waiting import PlacementTicket, WaitingRequests
 
 

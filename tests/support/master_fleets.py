@@ -13,7 +13,7 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.listener import MasterListener
+from services.master.placement.reservation import MasterListener
 
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
 RATES = Rates(

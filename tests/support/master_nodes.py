@@ -18,8 +18,7 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.listener import MasterListener
-from services.master.placement.reservation import Reservation
+from services.master.placement.reservation import MasterListener, Reservation
 from services.master.placement.waiting import PlacementTicket
 from services.master.replication.messages import Change, decode_message
 from services.master.replication.replicator import Replicator

@@ -36,8 +36,7 @@ from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
 from services.master.master import Master
-from services.master.placement.listener import MasterListener
-from services.master.placement.reservation import Reservation
+from services.master.placement.reservation import MasterListener, Reservation
 from services.master.placement.waiting import PlacementTicket
 from services.master.probing.fleet_metrics import FleetMetrics
 from services.master.probing.prober import Prober

@@ -14,6 +14,7 @@ from connectors.ec.local import LocalEC
 from protocol.types import EncodeItem, EncodeRequest
 from services.engine.model.vision import VisionModel
 from services.engine.scheduling.decode_delay import RunBound
+from services.engine.scheduling.encode_jobs import SeenBefore
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.rates import RateMeter
@@ -190,3 +191,10 @@ def test_a_picture_pushed_out_and_asked_for_again_has_a_new_lease(
     passes(10.0)
     tight.store.poll()
     assert tight.store.offer("x", Entry(tensors, ())) is None
+
+
+def test_only_the_last_names_are_remembered() -> None:
+    seen = SeenBefore(2)
+    for name, count in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 2), ("b", 2), ("c", 2)):
+        seen.add(name)
+        assert seen.count == count, name

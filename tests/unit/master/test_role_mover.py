@@ -8,7 +8,7 @@ import pytest
 
 from protocol.registry import Heartbeat, Load, Rates
 from services.master.master import Master
-from services.master.placement.listener import MasterListener
+from services.master.placement.reservation import MasterListener
 from tests.support.master_fleets import add, asking, master, picture, place
 
 ROLES = ["decode", "prefill", "encode"]
