@@ -166,7 +166,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
     passes(BOUND_S + 1.0)
     assert tight.answered() == [] and not tight.queue.blocked
     assert tight.items[0].mm_hash not in tight.queue
-    assert tight.queue._unstored == {}
+    assert not tight.queue._unstored
 
 
 def test_what_nobody_asks_for_any_more_is_dropped(tight: Case) -> None:
