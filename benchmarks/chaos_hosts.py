@@ -27,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos import CLIENTS, SEED, TOKENS, Act, left_rows, meets, tell
+from benchmarks.chaos import CLIENTS, SEED, TOKENS, left_rows, tell
+from benchmarks.chaos_acts import Act, meets
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak.books import settle
 from benchmarks.soak.load import Load, Outcome

@@ -12,24 +12,12 @@ from typing import Any
 
 import msgspec
 
-from protocol.bounds import (
-    MAX_CHOICES,
-    Int64,
-    Natural,
-    Seconds,
-    check_opaque,
-)
+from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds, check_opaque
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
 from protocol.item_metadata import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.pooling import PoolingParams
-from protocol.types import (
-    EncodeRequest,
-    GenerateRequest,
-    MMItem,
-    Modality,
-    SamplingParams,
-)
+from protocol.types import EncodeRequest, GenerateRequest, MMItem, Modality, SamplingParams
 
 GENERATE_PATH = "/inference/v1/generate"
 INSTANCE_HEADER = "x-triptych-instance"

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.bounds import (
-    INT32_MAX,
-)
+from protocol.bounds import INT32_MAX
 from protocol.errors import InvalidRequest
-from protocol.types import (
-    MMItem,
-    Modality,
-)
+from protocol.types import MMItem, Modality
 
 SECONDS_KEY = "second_per_grid_ts"
 GAPS_KEY = "tokens_between_grid_ts"

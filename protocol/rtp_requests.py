@@ -12,12 +12,7 @@ import msgspec
 
 from protocol.decoding import accepted, converted
 from protocol.errors import InvalidRequest
-from protocol.openai import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode_chat,
-    decode_completion,
-)
+from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from protocol.rtp_config import config_fields, name_in
 
 RAW_PATH = "/"

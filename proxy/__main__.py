@@ -21,15 +21,14 @@ from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
 from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
-from proxy.app import OPENED, served
+from proxy.app import OPENED, grpc_doors, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
-from proxy.grpc_door import grpc_doors
 from proxy.processes import BAD_CONFIGURATION, Processes
 from proxy.relay import serving
-from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
+from proxy.relay.request import Entry
 from proxy.siblings import Siblings
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
@@ -50,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.check_timeouts()
         configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
+        # Before anything is opened: the shares of connections are taken from this limit.
         raise_limit()
         with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
             return _process(config, listener) if config.workers == 1 else _all(config, listener)
@@ -91,10 +91,10 @@ def _process(
 
 
 def _end_without(parent: int, loop: asyncio.AbstractEventLoop) -> None:
-    """Drain once the pipe has no other end. It stays readable then, and a second signal would not
-    let requests finish."""
+    """Drain once the pipe has no other end."""
 
     def end() -> None:
+        # The pipe stays readable, and a second signal would not let requests finish.
         loop.remove_reader(parent)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 from protocol.errors import DeadlineExceeded, TriptychError, Unavailable
 from proxy.request_state import RequestState
@@ -17,7 +15,8 @@ from services.admission.queue import AdmissionQueue
 from services.admission.tenant_shares import TenantShares
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 
-_LEAST_RETRY_S = 1.0
+_LEAST_RETRY_S = 1.0  # what Retry-After says at least
+# Of the queue, where higher is earlier; clients say it as vLLM does, lower is earlier.
 _LOWEST, _HIGHEST = 1, 100
 
 
@@ -92,10 +91,18 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def admitted(self, state: RequestState, cost: float) -> AsyncGenerator[None, None]:
         """Inside, the request is under way. Raises `Unavailable` or `RateLimited` at once if the
         wait would be too long, `DeadlineExceeded` once the request's own time is up."""
-        return _Admitted(self, state, cost)
+        # The relay enters and leaves by itself: a context would take each short request longer.
+        tenant = state.caller.tenant
+        if not self.try_enter(tenant):
+            await self.wait(state, cost)
+        try:
+            yield
+        finally:
+            self.leave(tenant)
 
     def try_enter(self, tenant: str) -> bool:
         """Whether a request is under way at once, as no other one waits and there is room."""
@@ -196,27 +203,3 @@ class Admission:
             self._queue.serve(ticket, now_ms)
             self._enter(ticket.tenant)
             ticket.end(True)
-
-
-class _Admitted:
-    """The context of a request. A class of its own: every relayed request passes through it, and a
-    generator's context takes three times as long."""
-
-    __slots__ = ("_admission", "_cost", "_state")
-
-    def __init__(self, admission: Admission, state: RequestState, cost: float) -> None:
-        self._admission = admission
-        self._state = state
-        self._cost = cost
-
-    async def __aenter__(self) -> None:
-        if not self._admission.try_enter(self._state.caller.tenant):
-            await self._admission.wait(self._state, self._cost)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._admission.leave(self._state.caller.tenant)

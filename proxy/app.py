@@ -1,4 +1,4 @@
-"""The proxy's HTTP application."""
+"""The proxy's HTTP application, and the gRPC doors before the same service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp
 
 from protocol.anthropic import MESSAGES_PATH
-from protocol.errors import RequestAborted, TriptychError
+from protocol.errors import ConfigError, RequestAborted, TriptychError
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
 from protocol.pooling import POOLING_PATHS
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from proxy.api_routes import bodies_of
 from proxy.fleet.admin_api import managing
-from proxy.fleet.mistakes import mistakes_of
+from proxy.fleet.fleet_log import mistakes_of
 from proxy.gateway import Gateway
 from proxy.page import files as page_files
 from proxy.page import routes as page_routes
@@ -29,6 +29,7 @@ from proxy.relay.passed_routes import OPERATED
 from proxy.rtp_status import rtp_status
 from proxy.siblings import Siblings
 from services.frontend.models import Models
+from services.grpc.doors import Behind, Place, door
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
@@ -84,6 +85,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))
     if gateway.config.dialect != "tokens":
+        # Of the routes that are passed on, those that a proxy with a model answers by itself.
         taken = {route.path or "" for route in iter_route_contexts(app.routes)}
         app.include_router(passthrough.passing(gateway, taken))
     app.include_router(operating(gateway))
@@ -203,3 +205,30 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     return routes
+
+
+@contextlib.asynccontextmanager
+async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[int, int], None]:
+    """KServe's and RTP-LLM's protocols while the context lasts; gives their ports, 0 for none.
+    `ConfigError` if the library or the model is missing."""
+    config = gateway.config
+    place = Place("proxy", config.host, config.max_in_flight, config)
+
+    def behind() -> Behind:
+        if gateway.models is None:
+            raise ConfigError(
+                "--kserve-grpc-port, --rtp-grpc-port: they need a model that the proxy renders for:"
+                " not with --dialect openai"
+            )
+        service = service_of(gateway, gateway.models)
+
+        def takes(model: str) -> bool:
+            return able(gateway, model) and not gateway.life.draining
+
+        return Behind(service, takes, access)
+
+    async with (
+        door("kserve", config.kserve_grpc_port, place, behind) as kserve,
+        door("rtp", config.rtp_grpc_port, place, behind) as rtp,
+    ):
+        yield kserve, rtp

@@ -9,26 +9,22 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from protocol.errors import ConfigError
 from proxy.admission import Admission, InFlight, QueueLimits
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch, Retrying
-from proxy.fleet.circuit_breaker import Breaker
-from proxy.fleet.consumers import name_consumers
 from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet_log import MistakeLog, StateLog
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.fleet.mistakes import MistakeLog
+from proxy.fleet.from_flags import make_fleet
 from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe, probe_first
-from proxy.fleet.state_log import StateLog
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
-from proxy.placement.master_client import MasterClient
+from proxy.placement.master_client import MasterClient, Reporter
 from proxy.placement.own_view import OwnView, Room
 from proxy.placement.planner import Planner
-from proxy.placement.reporter import Reporter
 from proxy.tokens.encode_stage import EncodeStage
 from proxy.tokens.pipeline import Pipeline
 from proxy.tokens.stages import TokensStages
@@ -61,6 +57,7 @@ def make_gateway(
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if dns_names := names_of(config):
         dns = DnsFollower(fleet, dns_names)
+        # Who is there comes before how they are: looked up, or told by a master, then probed.
         first = {"looking up workers": dns.once, **first}
         beside["looking up workers"] = lambda: dns.run(config.dns_interval)
     if master is not None:
@@ -163,27 +160,3 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
     fleet.subscribe(room.count)
     fleet.subscribe(admission.pump)
     return OwnView(fleet, admission)
-
-
-def make_fleet(config: ProxyConfig, *, pools: bool = False, own: OwnModels | None = None) -> Fleet:
-    """`ConfigError` without a worker that decodes, where none can be added later. A model that
-    `pools` needs only workers that prefill. `own`: as of `Fleet`."""
-    fleet = Fleet.from_urls(
-        config.encode_servers_urls,
-        config.prefill_servers_urls,
-        config.decode_servers_urls,
-        lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
-        own,
-    )
-    name_consumers(fleet, config)
-    fleet.force_dialect(config.dialect)
-    named = fleet.decode or any(name.role == "decode" for name in names_of(config))
-    if pools:
-        named = named or fleet.prefill or any(name.role == "prefill" for name in names_of(config))
-    if not named and not config.master_url and not config.admin_api_key:
-        flag = "--prefill-servers-urls" if pools else "--decode-servers-urls"
-        raise ConfigError(
-            f"{flag}: at least one worker is needed, or --master-url, or an --admin-api-key to add"
-            " one with"
-        )
-    return fleet

@@ -20,8 +20,7 @@ from typing import Protocol, TypeVar
 from protocol.errors import RateLimited, TriptychError, Unavailable
 from protocol.request_record import Call
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.refusals import NoWorker, WorkerUnknown
+from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
@@ -29,9 +28,9 @@ from proxy.upstream.failures import Failure, failure_of
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_MAX_BACKOFF_S = 2.0
-_MAX_DOUBLINGS = 16
-_LOOK_S = 0.1
+_MAX_BACKOFF_S = 2.0  # the longest pause
+_MAX_DOUBLINGS = 16  # a thousand would be more than a float holds
+_LOOK_S = 0.1  # between two looks for a worker that is up
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ class Dispatch:
 
     def _charge(self, tries: Tries, instance: Instance, failure: Failure) -> None:
         """What has failed the same way elsewhere is the request's own fault."""
+        # A call that never reached its worker says nothing of the request.
         first = tries.seen.setdefault(failure.kind, instance) if failure.sent else instance
         if first is not instance and not failure.gone:
             first.breaker.forgive()
@@ -193,9 +193,10 @@ class Dispatch:
 
 
 class Calling(Call):
-    """One call while it lasts, and what the request's record keeps of it. A class of its own, as
-    every relayed request passes through three: a generator's context takes three times as long."""
+    """One call while it lasts, and what the request's record keeps of it."""
 
+    # A class of its own, as every relayed request passes through three: a generator's context takes
+    # three times as long.
     __slots__ = ("_dispatch", "_instance", "_stage", "_tries")
 
     def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:

@@ -13,16 +13,15 @@ from protocol.pooling import check_task
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
-from proxy.answer_usage import note_usage
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
 from proxy.placement.planner import Planner
 from proxy.recent_requests import RecentRequests
-from proxy.request_log import RequestLog
+from proxy.request_log import RequestLog, note_usage
 from proxy.request_state import Caller
-from proxy.tokens.pipeline import Pipeline, ServedModel
+from proxy.tokens.pipeline import Pipeline, PipelineModel
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
 from services.frontend.render import Frontend
@@ -36,12 +35,20 @@ from services.http.records import make_tracer
 class Gateway:
     """Owns nothing that outlives a request but counts and connections.
 
+    `config`: all flags.
     `models`: what it renders for; None if it renders nothing, so that every request is relayed.
+    `fleet`: the workers that it knows.
     `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
-    `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
+    `metrics`: what /metrics shows.
+    `in_flight`: requests in this process, rendered and relayed ones.
+    `planner`: places both.
+    `dispatch`: calls workers for both, and notes how that went.
+    `pipeline`: runs rendered requests.
     `beside`: what goes on while requests are served.
-    `bodies`: what is being received on all routes. `life`: whether it is about to end.
-    `log`: a line for each request. `recent`: what the page shows of the last ones.
+    `bodies`: what is being received on all routes.
+    `life`: whether it is about to end.
+    `log`: a line for each request.
+    `recent`: what the page shows of the last requests.
     """
 
     config: ProxyConfig
@@ -67,10 +74,10 @@ class Gateway:
         self.recent = RecentRequests(self.config.page)
         self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, PipelineModel] = {}
         if (models := self.models) is not None:
             alone = not models.several
-            self._served = {one.name: ServedModel.of(one, alone=alone) for one in models.all}
+            self._served = {one.name: PipelineModel.of(one, alone=alone) for one in models.all}
 
     @property
     def frontend(self) -> Frontend | None:
@@ -117,6 +124,7 @@ class Gateway:
         another name, but adapters as clients do."""
         check_ec_params(request.ec_transfer_params)
         named = request.ec_transfer_params if self.config.allow_media_references else None
+        # KV places are prefill's to give: a client could have a worker fetch from anywhere.
         return msgspec.structs.replace(
             request,
             model=request.model if request.adapter_revision else "",

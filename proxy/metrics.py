@@ -15,7 +15,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.model_figures import ModelFigures
-from proxy.upstream.traffic import Traffic
+from proxy.upstream.connection_pool import Traffic
 from services.http.metrics import LightHistogram, describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
@@ -167,6 +167,7 @@ class ProxyMetrics:
 
     def render(self) -> bytes:
         """Prometheus text format."""
+        # A counter of the library takes a lock: plain numbers are counted, and added at a scrape.
         traffic, shown = self.traffic, self._shown
         self._client_bytes.inc(traffic.received - shown.received)
         self._upstream_bytes.inc(traffic.sent - shown.sent)

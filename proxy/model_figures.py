@@ -69,6 +69,7 @@ class _OfModel:
     __slots__ = ("_completion", "_e2e", "_figures", "_name", "_prompt", "_stages", "_tpot", "_ttft")
 
     def __init__(self, figures: ModelFigures, name: str) -> None:
+        # Series are looked up once: by labels, that takes longer than to count.
         self._figures, self._name = figures, name
         self._ttft, self._tpot = figures.ttft.of(name), figures.tpot.of(name)
         self._e2e = figures.e2e.of(name)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 logger = logging.getLogger(__name__)
 BAD_CONFIGURATION = 2
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before a process that died is started again; doubled
 _LASTING_S = 60.0  # a process that has lived so long is started again after the shortest pause
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # the longest wait for a signal
 
 
 @dataclass
@@ -60,6 +60,7 @@ class Processes:
                 self._start_due()
                 if not self._alive() and self._end_by:
                     return self._code
+                # Blocked signals stay pending: none that came before this is missed.
                 told = signal.sigtimedwait(_WATCHED, self._wait_s())
                 if told is not None and told.si_signo != signal.SIGCHLD:
                     self._end()
@@ -89,6 +90,7 @@ class Processes:
     def _fork(self, number: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
+        # What a buffer holds at this point would be written by both.
         pid = os.fork()
         if pid:
             return pid

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Iterator
 
 from protocol.request_record import RequestRecord
-from proxy.answer_usage import note_usage
+from proxy.request_log import note_usage
 
 MARK = "page-"
 """Begins the id of each request that the page itself asks. The rest of it is drawn at random, so
 that only who asked knows it."""
 _MARK = MARK.encode()
 _LONGEST_MARKED = len(MARK) + 32
-_MOST = 200
-_WATCHED_S = 10.0
+_MOST = 200  # records
+_WATCHED_S = 10.0  # since the page has asked last
 
 
 class RecentRequests:

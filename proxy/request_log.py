@@ -1,4 +1,4 @@
-"""One log line per request, at little cost.
+"""One log line per request, at little cost, with the token counts that a relayed answer ends on.
 
 `logging` takes about as long for a line as it takes to write one out. Lines are made and written
 together here, a few times a second: made one by one, between other work, each takes twice as long.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from protocol.request_record import RequestRecord
-from proxy.answer_usage import note_usage
 
 logger = logging.getLogger(__name__)
-_FLUSH_S = 0.25
+_FLUSH_S = 0.25  # for which a line waits
 _MOST = 256  # requests whose lines wait
 _ENCODER = msgspec.json.Encoder()
 _TEXT = b"%b,%03d INFO proxy: request %b\n"
@@ -27,6 +27,15 @@ _JSON = (
     b'{"time":"%b.%03dZ","level":"info","process":"proxy","logger":"proxy.request_log",'
     b'"message":"request",%b\n'
 )
+# A quote inside a JSON string has a backslash before it, so that no text looks like this.
+_USAGE = b'"usage"'
+_COUNT = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,12})')
+# As vLLM and this project write it: reading that alone takes a third of the time.
+_PLAIN = re.compile(
+    rb'"usage": ?\{"prompt_tokens": ?(\d{1,12}), ?(?:"total_tokens": ?\d{1,12}, ?)?'
+    rb'"completion_tokens": ?(\d{1,12})(?:, ?"total_tokens": ?\d{1,12})?\}'
+).match
+_FAR = 1024  # bytes behind its name in which a usage ends
 
 
 class RequestLog:
@@ -101,3 +110,22 @@ def _stamp(second: int, *, utc: bool) -> bytes:
 def _to_stderr(lines: str) -> None:
     sys.stderr.write(lines)
     sys.stderr.flush()
+
+
+def note_usage(record: RequestRecord) -> None:
+    """Note the counts of the last usage in the record's `tail`, as far as they are not known."""
+    for piece in reversed(record.tail):
+        start = piece.rfind(_USAGE)
+        if start < 0:
+            continue
+        if (plain := _PLAIN(piece, start)) is not None:
+            record.prompt_tokens, record.completion_tokens = int(plain[1]), int(plain[2])
+            return
+        found = dict(_COUNT.findall(piece, start, start + _FAR))
+        if not found:
+            continue
+        record.prompt_tokens = int(found.get(b"prompt_tokens", record.prompt_tokens))
+        record.completion_tokens = int(found.get(b"completion_tokens", record.completion_tokens))
+        if record.cached_tokens < 0:
+            record.cached_tokens = int(found.get(b"cached_tokens", -1))
+        return

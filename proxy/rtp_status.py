@@ -17,6 +17,7 @@ from services.http.openai import JSON
 from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 16
+# A status that takes longer is of no use to who balances by it.
 _PATIENCE_S = 5.0
 _JSON_HEADERS = {"content-type": JSON}
 
@@ -32,7 +33,7 @@ def rtp_status(gateway: Gateway) -> APIRouter:
             async with gateway.bodies.read(request, _MAX_BODY) as body:
                 params = {k: v for k, v in request.query_params.items() if k != "worker"}
                 query = msgspec.json.encode(parse_query(body, params))
-            asked = _asked(gateway, worker)
+            asked = _worker_at(gateway, worker)
             told = await while_connected(request, _told(gateway, asked, path, query))
             most = gateway.config.max_in_flight
             told["frontend_available_concurrency"] = max(0, most - gateway.in_flight.count)
@@ -47,7 +48,7 @@ def rtp_status(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _asked(gateway: Gateway, url: str) -> Instance:
+def _worker_at(gateway: Gateway, url: str) -> Instance:
     if url:
         for instance in gateway.fleet.all():
             if instance.url == url.rstrip("/"):

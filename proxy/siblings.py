@@ -93,6 +93,7 @@ def merged(texts: Mapping[int, bytes]) -> bytes:
             if line.startswith(b"# HELP "):
                 samples = families.setdefault(line, [])
             elif line.startswith(b"#"):
+                # Each process describes its types; one description is enough.
                 if line not in samples:
                     samples.append(line)
             elif line:

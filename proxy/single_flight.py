@@ -48,10 +48,12 @@ class SingleFlight(Generic[ResultT]):
             flight = self._flights[key] = Flight(asyncio.create_task(work()))
         flight.waiters += 1
         try:
+            # A request that leaves must not end the work that others wait for.
             return await asyncio.shield(flight.task), joined
         finally:
             flight.waiters -= 1
             if not flight.waiters:
                 flight.task.cancel()
+                # It may have been forgotten, and another one begun under its key.
                 if self._flights.get(key) is flight:
                     del self._flights[key]

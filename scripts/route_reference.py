@@ -25,11 +25,11 @@ from services.http.api_routes import GENERATING, INFORMING, POOLING
 from services.master.api.app import OPENED, create_app, described_app
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
-from services.pdfusion.role import role
 from services.worker.app import create_app as worker_app
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.metrics import WorkerMetrics
+from services.worker.roles import PDFUSION
 from services.worker.worker import Worker
 
 PATH = Path(__file__).parents[1] / "docs" / "routes.md"
@@ -133,7 +133,7 @@ def _worker_config() -> WorkerConfig:
 def _worker(frontend: Frontend) -> Worker:
     """None of its routes is asked, so its engine need not run."""
     engine = EngineClient.__new__(EngineClient)
-    return Worker(role(), _worker_config(), engine, frontend, WorkerMetrics("pdfusion"))
+    return Worker(PDFUSION, _worker_config(), engine, frontend, WorkerMetrics("pdfusion"))
 
 
 def _key_of_proxy(method: str, path: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from connectors.host_memory import available_bytes
-from services.engine.compile_cache import ensure_writable
+from services.engine.environment import ensure_writable
 from tests.support.side_by_side import processes
 from tests.support.tiny_models import build
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 
-from triptych.launch.installed import missing_for_workers
+from triptych.launch.options import missing_for_workers
 
 Main = Callable[[Sequence[str]], int]
 
@@ -33,9 +33,9 @@ def _function(module: str) -> Callable[[], Main]:
     return find
 
 
-def _worker(role_module: str, name: str = "role") -> Callable[[], Main]:
+def _worker(role_name: str) -> Callable[[], Main]:
     def find() -> Main:
-        role = getattr(import_module(role_module), name)()
+        role = getattr(import_module("services.worker.roles"), role_name)
         serve = import_module("services.worker.main").main
         return lambda argv: int(serve(role, argv))
 
@@ -55,30 +55,30 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             _function("triptych.launch.restart"),
         ),
         "encode": Command(
-            "One worker", "pictures to embeddings", _worker("services.encoder.role"), True
+            "One worker", "pictures to embeddings", _worker("ENCODE"), True
         ),
         "prefill": Command(
             "One worker",
             "prompts to KV blocks and the first token",
-            _worker("services.prefill.role"),
+            _worker("PREFILL"),
             True,
         ),
         "decode": Command(
             "One worker",
             "the tokens after the first one; prefills what it gets no KV for",
-            _worker("services.decode.role"),
+            _worker("DECODE"),
             True,
         ),
         "fusion": Command(
             "One worker",
             "all three stages in one process",
-            _worker("services.pdfusion.role"),
+            _worker("PDFUSION"),
             True,
         ),
         "any": Command(
             "One worker",
             "encode, prefill or decode, whichever the master says at the time",
-            _worker("services.pdfusion.role", "any_role"),
+            _worker("ANY"),
             True,
         ),
         "mock": Command(

@@ -26,7 +26,8 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.attack.loads import ATTACKS, BURST, computing, under
+from benchmarks.attack.loads import ATTACKS, BURST
+from benchmarks.attack.processes import computing, under
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.overload import Client, Reply, serving
 from benchmarks.soak.books import cpu_s, private_bytes

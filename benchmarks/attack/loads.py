@@ -1,4 +1,4 @@
-"""The attacks: each goes on until its process is ended."""
+"""The attacks: what is sent, and how often again."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import asyncio
 import base64
 import contextlib
 import json
-import multiprocessing
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import uvloop
 
 from benchmarks.attack.bombs import blanks, clip, ico, nested, png, qoi, sound, url_of
 from benchmarks.soak.stack import MODEL
-from services.http.open_files import raise_limit
 
 STREAMS = 1500
 BURST = f"{STREAMS:,} clients that stream, at once"
@@ -30,9 +26,7 @@ _PIECE = bytes(1 << 20)
 _SLOW = 500
 _BLANKS, _DEPTH, _SOUND = 15_000_000, 5_000_000, 12_000_000
 _FRAMES = 50_000  # 500 s at 100 frames/s, which is within the bounds
-_START_S = 60.0
 _AGAIN_S = 10.0
-_SLICE_S = 0.05
 _EXTREMES: tuple[Mapping[str, Any], ...] = (
     {"n": 10**15}, {"logit_bias": {"1000000": 1}}, {"logprobs": True, "top_logprobs": 10_000},
     {"stop_token_ids": [1_000_000], "min_tokens": 2}, {"temperature": -1}, {"min_p": 2},
@@ -194,59 +188,3 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         f"{STREAMS:,} clients that stream, in turn": Attack(lambda: _streams(_AGAIN_S)),
     }
 )
-
-
-@contextlib.contextmanager
-def under(name: str, url: str) -> Iterator[int]:
-    """The attack of this name goes on, from a process of its own; gives its id."""
-    with _beside(name, _work, name, url) as pid:
-        yield pid
-
-
-@contextlib.contextmanager
-def computing(share: float) -> Iterator[int]:
-    """A process that has no part in anything computes for this share of a core's time."""
-    with _beside("computing", _compute, share) as pid:
-        yield pid
-
-
-@contextlib.contextmanager
-def _beside(name: str, work: Callable[..., None], *arguments: Any) -> Iterator[int]:
-    context = multiprocessing.get_context("spawn")
-    begun = context.Event()
-    process = context.Process(target=work, args=(*arguments, begun), daemon=True)
-    process.start()
-    try:
-        if not begun.wait(_START_S):
-            raise RuntimeError(f"{name}: the attacker did not start")
-        assert process.pid is not None
-        yield process.pid
-    finally:
-        process.kill()
-        process.join()
-
-
-def _compute(share: float, begun: Any) -> None:
-    """In slices, as an attacker's event loop does."""
-    begun.set()
-    while True:
-        until = time.process_time() + _SLICE_S * share
-        while time.process_time() < until:
-            pass
-        time.sleep(_SLICE_S * (1.0 - share))
-
-
-def _work(name: str, url: str, begun: Any) -> None:
-    raise_limit()
-    uvloop.run(_until_ended(ATTACKS[name], url, begun))
-
-
-async def _until_ended(attack: Attack, url: str, begun: Any) -> None:
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        once = attack.once()
-        begun.set()
-        while True:
-            await once(Attacker(session, url))
-            await asyncio.sleep(attack.pause_s)

@@ -27,17 +27,9 @@ from benchmarks.bench_drafting import models
 from benchmarks.bench_drafting.engines import Figures, Load, engine, measure
 from benchmarks.bench_drafting.models import Models
 from benchmarks.common import random_model
-from benchmarks.common.rows import (
-    Row,
-    arguments,
-    finish,
-    hardware,
-    head,
-    line,
-    markdown,
-)
+from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown
+from services.engine.config import Speculation
 from services.engine.engine import Engine
-from services.engine.speculation import Speculation
 
 GUESSED = 4  # at once, for each request
 PAYS, COSTS = 1.0, 0.9  # bars of the ratio, where all guesses are right, and of any others

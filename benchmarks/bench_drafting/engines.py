@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from protocol.types import GenerateRequest, SamplingParams
-from services.engine.config import EngineConfig
+from services.engine.config import EngineConfig, Speculation
 from services.engine.engine import Engine
-from services.engine.speculation import Speculation
 
 PROMPT = 64
 FIRST, VOCABULARY = 100, 600  # ordinary tokens of the demonstration model's tokenizer

@@ -18,25 +18,20 @@ WITH_MASTER, ROUND_ROBIN, ROUTER = "proxy + master", "round robin", "vllm-router
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one contender at one offered rate (requests/s), once it had settled.
+    """Of one contender at one offered rate (requests/s), once it had settled."""
 
-    `goodput`: requests/s that met both objectives; `share` of those that came. `lifetimes`: how
-    many median lifetimes the run was long. Rates of hits are shares of items and of prompt tokens,
-    `bytes` what encoders received per request.
-    """
-
-    rate: float
-    goodput: float
-    share: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    tpot_p99_s: float
-    refused: int
-    broken: int
-    lifetimes: float
-    item_hits: float
-    prefix_hits: float
-    bytes: float
+    rate: float  # offered, requests/s
+    goodput: float  # requests/s that met both objectives
+    share: float  # of those that came
+    ttft_p50_s: float  # time to the first token
+    ttft_p99_s: float  # of the slowest in a hundred
+    tpot_p99_s: float  # time per further token, of the slowest in a hundred
+    refused: int  # requests answered with 429 or 503
+    broken: int  # requests that failed otherwise
+    lifetimes: float  # median lifetimes of a request that the run was long
+    item_hits: float  # share of items that were not encoded again
+    prefix_hits: float  # share of prompt tokens that were cached
+    bytes: float  # that encoders received per request
 
 
 @dataclass(frozen=True)

@@ -26,20 +26,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One seed, one set of prompts and pictures; every contender gets the same requests.
+    """One seed, one set of prompts and pictures; every contender gets the same requests."""
 
-    `pictures`: how many there are, `pictures_each` in a request; `systems`: system prompts, of
-    `system_bytes` each. `urls`: the pictures, noise that only a mock takes for a PNG if not given.
-    """
-
-    seed: int
-    output_tokens: int
-    model: str = "mock"
-    pictures: int = 600
-    pictures_each: int = 3
-    systems: int = 24
-    system_bytes: int = 1500
-    urls: Sequence[str] = ()
+    seed: int  # of all that is drawn
+    output_tokens: int  # of each answer
+    model: str = "mock"  # name by which it is asked for
+    pictures: int = 600  # how many there are
+    pictures_each: int = 3  # in a request
+    systems: int = 24  # system prompts
+    system_bytes: int = 1500  # of each of these
+    urls: Sequence[str] = ()  # the pictures; noise that only a mock takes for a PNG if not given
 
     def trace(self, rate: float, seconds: float) -> list[Ask]:
         """Poisson arrivals for so long."""

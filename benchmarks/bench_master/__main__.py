@@ -30,7 +30,7 @@ from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, ha
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_event_batch, encode_batch
 from protocol.placement import Finished
 from protocol.registry import InstanceRole
-from services.master.collector import calm
+from services.master.__main__ import calm
 from services.master.config import MasterConfig
 from services.master.master import Master
 

@@ -53,18 +53,18 @@ _DRAIN_S = 5.0
 
 @dataclass
 class Step:
-    """One offered rate for some seconds. `times`: from due to answered, in seconds."""
+    """One offered rate for some seconds."""
 
-    rate: float
-    seconds: float
-    times: list[float] = field(default_factory=list)
-    offered: int = 0
-    blocks: int = 0
-    beats: int = 0
-    core: float = 0.0
-    client_core: float = 0.0
-    wall_s: float = 0.0
-    refused: int = 0
+    rate: float  # placements/s offered
+    seconds: float  # that it goes on for
+    times: list[float] = field(default_factory=list)  # from due to answered, s, of each
+    offered: int = 0  # placements that were due
+    blocks: int = 0  # changes that workers published
+    beats: int = 0  # heartbeats that were answered
+    core: float = 0.0  # cores that the master kept busy
+    client_core: float = 0.0  # and this process
+    wall_s: float = 0.0  # how long it took
+    refused: int = 0  # placements that got an error
 
 
 class Proxies:

@@ -15,11 +15,8 @@ In the rows "CPU µs with" the peer is our own proxy that writes no log and no t
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
-import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -30,24 +27,11 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.bench_proxy import load, servers, tokens, watching
+from benchmarks.bench_proxy.scenarios import SEED, Scenario, scenarios
 from benchmarks.bench_proxy.upstream import SLOW_EVENTS
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, two_cores
 
 RATE_BAR, BYTES_BAR = 1.3, 1.1
-SEED = 0
-PICTURE_BYTES = 400_000
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """`connections` ask the same thing at once. `slow`: events come slowly, and they count.
-    `copies`: how often a picture goes to a worker."""
-
-    name: str
-    body: bytes
-    connections: int
-    slow: bool = False
-    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,38 +45,6 @@ class Measured:
     p50_s: float
     p99_s: float
     bytes_ratio: float
-
-
-def scenarios() -> list[Scenario]:
-    drawn = random.Random(SEED)
-    words = {"messages": [{"role": "user", "content": "Tell me a story. " * 10}]}
-    text = {"model": "fake", "max_tokens": 16, **words}
-    return [
-        Scenario("text JSON", _json(text), 32),
-        Scenario("text stream", _json({**text, "stream": True}), 32),
-        Scenario("one picture", _json({**text, **_pictures(drawn, 1)}), 8),
-        Scenario(
-            "one picture, no ec_transfer_params",
-            _json({**text, **_pictures(drawn, 1), "user": "plain"}),
-            8,
-            copies=3,
-        ),
-        Scenario("eight pictures", _json({**text, **_pictures(drawn, 8)}), 4),
-        Scenario("64 slow streams", _json({**text, "stream": True, "user": "slow"}), 64, slow=True),
-    ]
-
-
-def _json(body: object) -> bytes:
-    return json.dumps(body).encode()
-
-
-def _pictures(drawn: random.Random, count: int) -> dict[str, object]:
-    parts: list[dict[str, object]] = [{"type": "text", "text": "Compare."}]
-    for _ in range(count):
-        data = base64.b64encode(drawn.randbytes(PICTURE_BYTES)).decode()
-        url = f"data:image/png;base64,{load.FRESH.decode()}{data}"
-        parts.append({"type": "image_url", "image_url": {"url": url}})
-    return {"messages": [{"role": "user", "content": parts}]}
 
 
 def measure(

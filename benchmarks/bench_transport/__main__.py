@@ -22,16 +22,7 @@ from pathlib import Path
 from benchmarks.bench_transport import measures as transports
 from benchmarks.bench_transport import overlap
 from benchmarks.bench_transport.pair import SEED
-from benchmarks.common.rows import (
-    Row,
-    arguments,
-    finish,
-    hardware,
-    head,
-    line,
-    markdown,
-    two_cores,
-)
+from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown, two_cores
 
 _PACKAGES = {"nixl": "nixl", "ucx": "ucxx"}
 _VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu12", "pyzmq", "blake3")

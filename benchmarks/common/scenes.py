@@ -35,16 +35,15 @@ MAX_THINGS = 4
 
 @dataclass(frozen=True)
 class Thing:
-    """A shape or digit. `x`, `y` (centre) are fractions of the picture, `radius` of its short side,
-    `turn` is in radians."""
+    """A shape or digit."""
 
-    form: str
-    colour: str
-    rgb: Colour
-    x: float
-    y: float
-    radius: float
-    turn: float
+    form: str  # its name
+    colour: str  # the colour's name
+    rgb: Colour  # the colour
+    x: float  # of its centre, share of the picture's width
+    y: float  # of its centre, share of the height
+    radius: float  # share of the short side
+    turn: float  # radians
 
     @property
     def noun(self) -> str:

@@ -7,9 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.clips import clip, tone
 from benchmarks.common.pictures import sample
-from benchmarks.fuzz.values import Form
+from benchmarks.fuzz.values import Form, clip, tone
 from benchmarks.soak.stack import MODEL
 
 TOKENS = 3

@@ -16,14 +16,14 @@ _Fields = list[tuple[bytes, bytes]]
 class Wire:
     """A request being written. `cut`: its client stops in the middle and stays silent a while."""
 
-    method: bytes
-    target: bytes
-    body: bytes
+    method: bytes  # as written
+    target: bytes  # path and query, as written
+    body: bytes  # before it is framed
     fields: _Fields
-    version: bytes = b"HTTP/1.1"
-    framing: str = "length"
+    version: bytes = b"HTTP/1.1"  # as written
+    framing: str = "length"  # how the body's end is told
     cut: bool = False
-    told: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # what was changed in it
 
     def encoded(self) -> bytes:
         head = [b"%b %b %b" % (self.method, self.target, self.version)]

@@ -34,15 +34,7 @@ from benchmarks.common.rows import (
     line,
     markdown,
 )
-from benchmarks.kv_tiers.conversations import (
-    BLOCK,
-    QUICK,
-    SEED,
-    Answers,
-    Load,
-    Run,
-    take_turns,
-)
+from benchmarks.kv_tiers.conversations import BLOCK, QUICK, SEED, Answers, Load, Run, take_turns
 
 BASE = Path("models/demo")
 PLAIN, LARGE = "no tiers", "a pool for everything"

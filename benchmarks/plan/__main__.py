@@ -13,7 +13,7 @@ from benchmarks.plan import report
 from benchmarks.plan.options import Options, parse
 from benchmarks.plan.search import NoFleet, Planner, Trial
 from benchmarks.simulate.cases import case, file_case
-from benchmarks.simulate.objectives import Objectives
+from benchmarks.simulate.records import Objectives
 from benchmarks.simulate.study import Bench
 from benchmarks.simulate.traces import TRACES
 

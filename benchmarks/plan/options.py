@@ -17,21 +17,19 @@ from benchmarks.simulate.traces import TRACES
 
 @dataclass(frozen=True)
 class Options:
-    """`trace`: a workload's name or a file; `rate`: requests/s; `ttft_s`, `tpot_s`: objectives in
-    seconds; `good`: share of requests that must keep both; `costs`: of a worker by role; `most`:
-    workers at most; `seeds`: runs a fleet is judged by; `json`, `plot`: files to write, or None."""
+    """What `triptych plan` is asked for."""
 
-    trace: str
-    rate: float
-    ttft_s: float
-    tpot_s: float
-    good: float
-    profile: Profile
-    costs: Mapping[str, float]
-    most: int
-    seeds: int
-    json: Path | None
-    plot: Path | None
+    trace: str  # a workload's name or a file
+    rate: float  # requests/s
+    ttft_s: float  # objective, s
+    tpot_s: float  # objective, s
+    good: float  # share of requests that must keep both objectives
+    profile: Profile  # of the workers
+    costs: Mapping[str, float]  # of a worker, by role
+    most: int  # workers at most
+    seeds: int  # runs that a fleet is judged by
+    json: Path | None  # file to write, or None
+    plot: Path | None  # file to write, or None
 
 
 def parse(argv: Sequence[str] | None) -> Options:

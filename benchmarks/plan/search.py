@@ -58,25 +58,16 @@ def within(shape: Shape, most: int) -> Shape:
 
 @dataclass
 class Planner:
-    """Searches fleets for `rate` requests/s of one workload.
+    """Searches fleets for `rate` requests/s of one workload."""
 
-    `bench`: simulates them.
-    `policy`: of the master.
-    `good`: share of requests that must keep both objectives.
-    `costs`: of one worker, by role.
-    `seeds`: of the runs that a fleet is judged by.
-    `most`: workers at most.
-    `say`: is told of every fleet tried.
-    """
-
-    bench: Bench
+    bench: Bench  # simulates them
     rate: float
-    good: float
-    costs: Mapping[str, float]
-    seeds: Sequence[int]
-    most: int
-    say: Callable[[Trial], None]
-    policy: str = "cost"
+    good: float  # share of requests that must keep both objectives
+    costs: Mapping[str, float]  # of one worker, by role
+    seeds: Sequence[int]  # of the runs that a fleet is judged by
+    most: int  # workers at most
+    say: Callable[[Trial], None]  # is told of every fleet tried
+    policy: str = "cost"  # of the master
     _tried: dict[tuple[Shape, float], Trial] = field(default_factory=dict)
 
     def cost(self, shape: Shape) -> float:

@@ -13,12 +13,12 @@ arrivals        sessions in an open loop, their turns one after the other
 fleet           mock engines on one clock, and what they say to each other
 worker          one of them, whose requests are lengths and block keys
 virtual_master  the real master, told of everything as late as over a network
-objectives      what a request must keep
+records         what a run is given and what comes of it; what a request must keep
 simulation      one workload through one fleet
 metrics         what a run was worth
 elastic         workers of the role any beside fixed splits, over a day (a command of its own)
 contenders      policies, their published options, the ranges to tune over
-study           sustained goodput, tuning, all policies on a workload
+study           sustained goodput, tuning, all policies on a workload; study_results
 cases           which workload goes to which fleets
 report          Markdown, rows, pictures
 """

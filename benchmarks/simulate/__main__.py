@@ -23,7 +23,8 @@ from benchmarks.simulate.contenders import PEERS
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.profile import CALIBRATED, Profile
-from benchmarks.simulate.study import Case, Result, study
+from benchmarks.simulate.study import study
+from benchmarks.simulate.study_results import Case, CaseResult
 from benchmarks.simulate.traces import TRACES
 
 TUNING, SEEDS = 1, range(11, 21)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    results: list[Result] = []
+    results: list[CaseResult] = []
     memo = Memo(args.memo)
     for one in cases:
         results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(report.rows(results), args.json)
 
 
-def _write(folder: Path, name: str, text: str, results: Sequence[Result]) -> None:
+def _write(folder: Path, name: str, text: str, results: Sequence[CaseResult]) -> None:
     report.plots(results, folder / f"{name}.svg")
     plot = f"\n![Share of requests within their objectives]({name}.svg)\n"
     (folder / f"{name}.md").write_text(text + plot)

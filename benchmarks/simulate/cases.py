@@ -11,12 +11,11 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.simulate.arrivals import Replay
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, Session, TraceRequest
 from benchmarks.simulate.public_traces import read, repeated
-from benchmarks.simulate.records import Shape, Span
-from benchmarks.simulate.study import Case
+from benchmarks.simulate.records import Objectives, Shape, Span
+from benchmarks.simulate.study_results import Case
 from benchmarks.simulate.traces import TRACES
 
 BARS = MappingProxyType({"multi_turn": 1.15, "pictures": 1.15, "new_pictures": 1.15})

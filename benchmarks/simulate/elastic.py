@@ -20,10 +20,9 @@ from benchmarks.common.rows import Row, arguments, at_least, finish, markdown
 from benchmarks.simulate.arrivals import Replay
 from benchmarks.simulate.cases import requests
 from benchmarks.simulate.metrics import Outcome, outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.prompts import Prompt, Session
-from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.traces import lengths, poisson
 from services.master.config import MasterConfig
@@ -74,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Result:
+class ElasticResult:
     """One fleet's day. `moves`: of workers between roles; `ended`: how the fleet was at its end."""
 
     name: str
@@ -93,7 +92,7 @@ def shapes(workers: int) -> list[Shape]:
     ]
 
 
-def run(plan: Plan, name: str, shape: Shape, *, elastic: bool, moves: bool) -> Result:
+def run(plan: Plan, name: str, shape: Shape, *, elastic: bool, moves: bool) -> ElasticResult:
     """A day on one fleet; `elastic`: of the role any, which change roles if `moves`."""
     config = MasterConfig(seed=plan.seed + 1, elastic=moves)
     simulation = Simulation(plan.profile, shape, config, plan.aims(), plan.seed, elastic=elastic)
@@ -102,10 +101,10 @@ def run(plan: Plan, name: str, shape: Shape, *, elastic: bool, moves: bool) -> R
     roles = [worker.role for worker in simulation.workers]
     ended = Shape(*(roles.count(role) for role in ("encode", "prefill", "decode")))
     moved = simulation.service.master.registry.roles.moved
-    return Result(name, shape, found, sum(moved.values()), str(ended))
+    return ElasticResult(name, shape, found, sum(moved.values()), str(ended))
 
 
-def study(plan: Plan, splits: Sequence[Shape]) -> list[Result]:
+def study(plan: Plan, splits: Sequence[Shape]) -> list[ElasticResult]:
     """Workers that move, the same workers kept in the best split's roles, the best fixed split and
     the worst one."""
     fixed = [run(plan, "fixed split", shape, elastic=False, moves=False) for shape in splits]
@@ -118,7 +117,7 @@ def study(plan: Plan, splits: Sequence[Shape]) -> list[Result]:
     return [*named, replace(worst, name="worst fixed split")]
 
 
-def table(plan: Plan, results: Sequence[Result]) -> str:
+def table(plan: Plan, results: Sequence[ElasticResult]) -> str:
     """Markdown."""
     lines = [
         f"{plan.workers} workers, {plan.pace:g} requests/s, a day of {plan.length:g} virtual"
@@ -138,7 +137,7 @@ def table(plan: Plan, results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[ElasticResult]) -> list[Row]:
     """What must hold: workers that move are at least as good as any split that does not."""
     moving, kept, best, _ = (one.outcome.goodput for one in results)
     return [

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from benchmarks.simulate.clock import Clock
 from protocol.refs import KVRef
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
-from services.mock.engine import Engine, Step
+from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV, Step
+from services.mock.engine import Engine
 
 Steps = Callable[[Engine, Step], None]
 Missing = Callable[[Engine, str], None]

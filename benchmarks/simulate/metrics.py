@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulate.records import Record
+from benchmarks.simulate.records import Record, median_lifetime
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.worker import WINDOW_S, Worker
 
@@ -17,32 +17,21 @@ _BALANCE_S = 10  # windows of WINDOW_S over which balance is judged
 
 @dataclass(frozen=True)
 class Outcome:
-    """Over the measured requests. Times in ms; rates and shares from 0 to 1.
+    """Over the measured requests. Times in ms; rates and shares from 0 to 1."""
 
-    `offered`: requests that arrived, per second; `goodput`: those within both objectives.
-    `attained`: share of requests within both objectives.
-    `lifetimes`: median lifetimes of a request that the measured time is long.
-    `ttft_p50`, `ttft_p99`: time to the first token; `tpot_p50`, `tpot_p99`: per further token.
-    `kv_hits`: share of the served prompts' tokens that were cached; `ec_hits`: of pictures that no
-    encoder had to encode.
-    `refused`: share of requests.
-    `utilisation`: share of the time that workers computed, by role.
-    `imbalance`: p99 over (prefill worker, 10 s) of queued and running time, over its mean.
-    """
-
-    offered: float
-    goodput: float
-    attained: float
-    lifetimes: float
-    ttft_p50: float
-    ttft_p99: float
-    tpot_p50: float
-    tpot_p99: float
-    kv_hits: float
-    ec_hits: float
-    refused: float
-    utilisation: dict[str, float]
-    imbalance: float
+    offered: float  # requests that arrived, per second
+    goodput: float  # those within both objectives, per second
+    attained: float  # share of requests within both objectives
+    lifetimes: float  # median lifetimes of a request that the measured time is long
+    ttft_p50: float  # time to the first token
+    ttft_p99: float  # the same, of the slowest in a hundred
+    tpot_p50: float  # time per further token
+    tpot_p99: float  # the same, of the slowest in a hundred
+    kv_hits: float  # share of the served prompts' tokens that were cached
+    ec_hits: float  # share of pictures that no encoder had to encode
+    refused: float  # share of requests
+    utilisation: dict[str, float]  # share of the time that workers computed, by role
+    imbalance: float  # p99 over (prefill worker, 10 s) of queued and running time, over its mean
 
 
 def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
@@ -64,7 +53,7 @@ def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
         if workers
     }
     held = _windows(list(simulation.prefills.values()), "held", start, end)
-    lifetime = simulation.lifetime(counted)
+    lifetime = median_lifetime(counted, simulation.clock.now)
     count, served = max(1, len(counted)), [r for r in counted if not r.refused]
     return Outcome(
         offered=len(counted) / seconds,

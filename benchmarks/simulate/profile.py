@@ -16,44 +16,28 @@ CALIBRATED = Path(__file__).with_name("calibrated.json")
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes are tokens unless the name says bytes or blocks; times are seconds unless it says ms.
+    """Sizes are tokens unless the name says bytes or blocks; times are seconds unless it says ms"""
 
-    `name`: by which reports call it.
-    `timing`: what steps of the engines take.
-    `block_size`: of KV; `prefill_blocks`, `decode_blocks`: in a worker's pool.
-    `step_tokens`: computed in a step at most.
-    `max_prefill_beside_decode`: prompt tokens in a step that decodes too.
-    `max_running`: requests in a worker's steps.
-    `max_patches`: of pictures in one run of an encoder.
-    `row_bytes`: of one embedding; `kv_bytes_per_token`: of KV.
-    `encoder_bytes`, `prefill_media_bytes`: embeddings that an encoder and a prefill worker keep.
-    `message_s`: one way between two processes.
-    `event_s`: from a change in a cache to the master.
-    `heartbeat_s`: between reports of a worker.
-    `jitter`: durations vary by up to this share.
-    `speeds`: of the workers of each role in turn, as shares of `timing`'s: of a mixed fleet.
-    `facts`: how a calibrated one was measured.
-    """
-
-    name: str
-    timing: Timing
-    block_size: int = 128
-    prefill_blocks: int = 1024
-    decode_blocks: int = 2048
-    step_tokens: int = 2048
-    max_prefill_beside_decode: int = 512
-    max_running: int = 64
-    max_patches: int = 16384
-    row_bytes: int = 4096
-    kv_bytes_per_token: int = 4096
-    encoder_bytes: int = 256 << 20
-    prefill_media_bytes: int = 64 << 20
-    message_s: float = 0.001
-    event_s: float = 0.005
-    heartbeat_s: float = 1.0
-    jitter: float = 0.1
+    name: str  # by which reports call it
+    timing: Timing  # what steps of the engines take
+    block_size: int = 128  # of KV
+    prefill_blocks: int = 1024  # in a prefill worker's pool
+    decode_blocks: int = 2048  # in a decode worker's pool
+    step_tokens: int = 2048  # computed in a step at most
+    max_prefill_beside_decode: int = 512  # prompt tokens in a step that decodes too
+    max_running: int = 64  # requests in a worker's steps
+    max_patches: int = 16384  # of pictures in one run of an encoder
+    row_bytes: int = 4096  # of one embedding
+    kv_bytes_per_token: int = 4096  # of KV
+    encoder_bytes: int = 256 << 20  # of embeddings that an encoder keeps
+    prefill_media_bytes: int = 64 << 20  # of embeddings that a prefill worker keeps
+    message_s: float = 0.001  # one way between two processes
+    event_s: float = 0.005  # from a change in a cache to the master
+    heartbeat_s: float = 1.0  # between reports of a worker
+    jitter: float = 0.1  # durations vary by up to this share
+    # Of the workers of each role in turn, as shares of `timing`'s: of a mixed fleet
     speeds: tuple[float, ...] = (1.0,)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # how a calibrated one was measured
 
     def of(self, number: int) -> Profile:
         """That of worker `number` of a role."""

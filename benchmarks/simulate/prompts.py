@@ -26,30 +26,19 @@ class Picture:
 
 @dataclass(eq=False, slots=True)
 class TraceRequest:
-    """A request of a trace.
+    """A request of a trace."""
 
-    `name`: its id.
-    `think_s`: seconds from the end of the answer before it in its session to its arrival.
-    `tokens`: of the prompt; `output`: tokens that follow it.
-    `block_size`: tokens to a block.
-    `keys`: of every full block of prompt and output.
-    `items`: its pictures.
-    `session`: the conversation that it belongs to, "" for none.
-    `short`: the keys as events and the master have them.
-    `prompt_keys`, `prompt_short`: those of the prompt's blocks.
-    """
-
-    name: str
-    think_s: float
-    tokens: int
-    output: int
-    block_size: int
-    keys: list[bytes]
-    items: tuple[Picture, ...] = ()
-    session: str = ""
-    short: list[int] = field(init=False)
-    prompt_keys: list[bytes] = field(init=False)
-    prompt_short: list[int] = field(init=False)
+    name: str  # its id
+    think_s: float  # seconds from the end of the answer before it in its session to its arrival
+    tokens: int  # of the prompt
+    output: int  # tokens that follow it
+    block_size: int  # tokens to a block
+    keys: list[bytes]  # of every full block of prompt and output
+    items: tuple[Picture, ...] = ()  # its pictures
+    session: str = ""  # the conversation that it belongs to, "" for none
+    short: list[int] = field(init=False)  # the keys as events and the master have them
+    prompt_keys: list[bytes] = field(init=False)  # those of the prompt's blocks
+    prompt_short: list[int] = field(init=False)  # the same as events have them
 
     def __post_init__(self) -> None:
         full = self.tokens // self.block_size

@@ -32,17 +32,16 @@ _CONTENT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One request: `time` in seconds; `blocks` name parts of the prompt of `MOONCAKE_BLOCK` tokens;
-    `elapsed` seconds until its answer was there when it was recorded."""
+class TraceLine:
+    """One request of a recorded trace."""
 
-    time: float
-    tokens: int
-    output: int
-    blocks: tuple[int, ...] = ()
-    pictures: int = 0
-    session: str = ""
-    elapsed: float = 0.0
+    time: float  # when it came, s
+    tokens: int  # of the prompt
+    output: int  # tokens of the answer
+    blocks: tuple[int, ...] = ()  # names of parts of the prompt, of `MOONCAKE_BLOCK` tokens each
+    pictures: int = 0  # how many it brought
+    session: str = ""  # the conversation that it belongs to, "" for none
+    elapsed: float = 0.0  # seconds until its answer was there when it was recorded
 
 
 class _Mooncake(msgspec.Struct):
@@ -52,7 +51,7 @@ class _Mooncake(msgspec.Struct):
     hash_ids: list[int] = []
 
 
-def read(path: Path) -> list[Line]:
+def read(path: Path) -> list[TraceLine]:
     """Requests of a file in any of the formats, in order of time. `ValueError` names the line and
     the field that are wrong."""
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -69,7 +68,7 @@ def read(path: Path) -> list[Line]:
     return sorted(found, key=lambda line: line.time)
 
 
-def _json_lines(text: Sequence[str]) -> Iterator[Line]:
+def _json_lines(text: Sequence[str]) -> Iterator[TraceLine]:
     decoder = msgspec.json.Decoder(_Mooncake)
     for number, row in enumerate(text, start=1):
         if not row.strip():
@@ -86,10 +85,10 @@ def _json_lines(text: Sequence[str]) -> Iterator[Line]:
                 f"{line.input_length} tokens"
             )
         output = max(1, line.output_length)
-        yield Line(line.timestamp / 1e3, line.input_length, output, tuple(line.hash_ids))
+        yield TraceLine(line.timestamp / 1e3, line.input_length, output, tuple(line.hash_ids))
 
 
-def _csv_lines(text: Sequence[str]) -> Iterator[Line]:
+def _csv_lines(text: Sequence[str]) -> Iterator[TraceLine]:
     rows = csv.DictReader(text)
     names = set(rows.fieldnames or ())
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
@@ -108,22 +107,24 @@ def _csv_lines(text: Sequence[str]) -> Iterator[Line]:
         yield line
 
 
-def _azure(row: Mapping[str, str]) -> Line:
+def _azure(row: Mapping[str, str]) -> TraceLine:
     time = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()  # they have seven decimals
     pictures = int(row.get("NumImages") or 0)
-    return Line(time, int(row["ContextTokens"]), int(row["GeneratedTokens"]), pictures=pictures)
+    return TraceLine(
+        time, int(row["ContextTokens"]), int(row["GeneratedTokens"]), pictures=pictures
+    )
 
 
-def _burst(row: Mapping[str, str]) -> Line:
+def _burst(row: Mapping[str, str]) -> TraceLine:
     session = row.get("Session ID") or ""
-    return Line(
+    return TraceLine(
         float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"]),
         session=session if session not in ("-1", "nan") else "",
         elapsed=float(row.get("Elapsed time") or 0.0),
     )  # fmt: skip
 
 
-def repeated(lines: Sequence[Line], block_size: int, seed: int) -> Iterator[Session]:
+def repeated(lines: Sequence[TraceLine], block_size: int, seed: int) -> Iterator[Session]:
     """The trace again and again at one request/s, each time with contents of its own."""
     first = lines[0].time
     pace = len(lines) / max(1e-9, lines[-1].time - first)
@@ -135,11 +136,11 @@ def repeated(lines: Sequence[Line], block_size: int, seed: int) -> Iterator[Sess
 
 
 def sessions(
-    lines: Iterable[Line], block_size: int, salt: int, prefix: str = ""
+    lines: Iterable[TraceLine], block_size: int, salt: int, prefix: str = ""
 ) -> Iterator[Session]:
     """In order of their start. Contents differ from those of a call with another `salt`."""
     rng = random.Random(salt)
-    grouped: dict[str, list[Line]] = {}
+    grouped: dict[str, list[TraceLine]] = {}
     for number, line in enumerate(lines):
         grouped.setdefault(line.session or f"\0{number}", []).append(line)
     for number, members in enumerate(grouped.values()):
@@ -148,7 +149,7 @@ def sessions(
 
 
 def _turns(
-    members: Sequence[Line], history: Prompt, rng: random.Random, salt: int, name: str
+    members: Sequence[TraceLine], history: Prompt, rng: random.Random, salt: int, name: str
 ) -> Iterator[TraceRequest]:
     ended = members[0].time
     for turn, line in enumerate(members):
@@ -166,14 +167,14 @@ def _turns(
         )
 
 
-def _add_blocks(prompt: Prompt, line: Line, salt: int) -> None:
+def _add_blocks(prompt: Prompt, line: TraceLine, salt: int) -> None:
     for place, block in enumerate(line.blocks):
         tokens = min(MOONCAKE_BLOCK, line.tokens - place * MOONCAKE_BLOCK)
         if tokens > 0:
             prompt.add((block ^ salt << 22) % _CONTENT, tokens)
 
 
-def _add_pictures(prompt: Prompt, line: Line, rng: random.Random) -> None:
+def _add_pictures(prompt: Prompt, line: TraceLine, rng: random.Random) -> None:
     """As many as it has, of one size each, that leave at least one token of text."""
     if line.pictures:
         room = (line.tokens - prompt.tokens - 1) // line.pictures

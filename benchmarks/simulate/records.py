@@ -1,10 +1,16 @@
-"""What a run is given and what comes of it: a fleet's shape, how long it lasts, requests' times."""
+"""What a run is given and what comes of it: a fleet's shape, how long it lasts, what a request must
+keep to count, requests' times."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import TraceRequest
 from protocol.registry import StageRole
 
@@ -51,20 +57,16 @@ class Span:
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """What became of a request. Times are seconds; inf for what has not happened.
+    """What became of a request. Times are seconds; inf for what has not happened."""
 
-    `aims`: the seconds to the first token and per further token that it must keep.
-    `cached`: prompt tokens whose KV was there.
-    `refused`: the error's code.
-    """
-
-    request: TraceRequest
-    arrival: float
+    request: TraceRequest  # what was asked
+    arrival: float  # when it came
+    # The seconds to the first token and per further token that it must keep
     aims: tuple[float, float] = (math.inf, math.inf)
-    first: float = math.inf
-    last: float = math.inf
-    cached: int = 0
-    refused: str = ""
+    first: float = math.inf  # when its first token was there
+    last: float = math.inf  # when its last was
+    cached: int = 0  # prompt tokens whose KV was there
+    refused: str = ""  # the error's code
 
     @property
     def ttft(self) -> float:
@@ -94,3 +96,45 @@ class Record:
         return self.ttft > self.aims[0] or now - self.first > self.aims[1] * max(
             1, self.request.output - 1
         )
+
+
+TTFT_TIMES = 5.0
+
+
+TPOT_TIMES = 5.0
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """The same seconds for all requests if given, else for each `TTFT_TIMES` and `TPOT_TIMES` what
+    it takes on an idle fleet with empty caches, and for the first token no less than that of a mean
+    request, which takes `mean_ttft_s`."""
+
+    profile: Profile
+    mean_ttft_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+    @staticmethod
+    def relative(profile: Profile, sample: Sequence[TraceRequest]) -> Objectives:
+        """To an idle fleet. `sample` tells how long a mean request takes there."""
+        alone = [profile.unloaded_ttft(r.tokens, [i.tokens for i in r.items]) for r in sample]
+        return Objectives(profile, float(np.mean(alone)))
+
+    def of(self, request: TraceRequest) -> tuple[float, float]:
+        """(time to the first token, time per further token) in seconds."""
+        ttft, tpot = self.ttft_s, self.tpot_s
+        if not ttft:
+            pictures = [item.tokens for item in request.items]
+            alone = self.profile.unloaded_ttft(request.tokens, pictures)
+            ttft = TTFT_TIMES * max(alone, self.mean_ttft_s)
+        if not tpot:
+            tpot = TPOT_TIMES * self.profile.unloaded_tpot(request.tokens, request.output)
+        return ttft, tpot
+
+
+def median_lifetime(records: Iterable[Record], now: float) -> float:
+    """Seconds from arrival to the last token, as far as requests have lived."""
+    lived = [(r.last if r.over and not r.refused else now) - r.arrival
+             for r in records if not r.refused]  # fmt: skip
+    return statistics.median(lived) if lived else 0.0

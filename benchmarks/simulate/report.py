@@ -12,9 +12,10 @@ from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import Outcome
-from benchmarks.simulate.objectives import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.study import GOOD, LOADS, Line, Result, half_interval
+from benchmarks.simulate.records import TPOT_TIMES, TTFT_TIMES
+from benchmarks.simulate.study import GOOD, LOADS
+from benchmarks.simulate.study_results import CaseResult, ContenderResult, half_interval
 
 _LIFETIMES = 10.0
 OVERLOAD_BAR = 1.3
@@ -47,7 +48,7 @@ keep them, which peers have no notion of.
 
 
 def markdown(
-    results: Sequence[Result], profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
+    results: Sequence[CaseResult], profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
     minutes: float,
 ) -> str:  # fmt: skip
     parts = [
@@ -67,7 +68,7 @@ def markdown(
     return "\n".join(parts) + "\n"
 
 
-def _section(result: Result) -> str:
+def _section(result: CaseResult) -> str:
     lines = sorted(result.lines, key=lambda line: -line.goodput)
     lifetimes = min(line.common.lifetimes for line in lines)
     text = [
@@ -89,7 +90,7 @@ def _section(result: Result) -> str:
     return "\n".join(text)
 
 
-def _line(line: Line) -> str:
+def _line(line: ContenderResult) -> str:
     run, name = line.common, line.contender.name
     if line.contender.options:
         name += f": {line.contender.chosen()}"
@@ -116,7 +117,7 @@ def _curve(name: str, points: Sequence[Sequence[Outcome]]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def overload(result: Result) -> tuple[float, float, str]:
+def overload(result: CaseResult) -> tuple[float, float, str]:
     """Goodput at the highest of `LOADS`, in requests/s: ours, the peer's, and its name."""
     last = {
         n: float(np.mean([r.goodput for r in points[-1]])) for n, points in result.curves.items()
@@ -125,7 +126,7 @@ def overload(result: Result) -> tuple[float, float, str]:
     return max(value for name, value in last.items() if name != peer), last[peer], peer
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[CaseResult]) -> list[Row]:
     """Ours over the best peer: sustained goodput with a master that knows the objectives and with
     one that does not, and goodput at twice what that peer sustains."""
     found: list[Row] = []
@@ -173,7 +174,7 @@ def _timing(profile: Profile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plots(results: Sequence[Result], path: Path) -> None:
+def plots(results: Sequence[CaseResult], path: Path) -> None:
     """For every workload the share within the objectives against the offered load."""
     from matplotlib import pyplot
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,19 +11,25 @@ from typing import Any
 from benchmarks.simulate.arrivals import Arrivals
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Session, TraceRequest
-from benchmarks.simulate.records import Record, Shape, Span
+from benchmarks.simulate.records import Objectives, Record, Shape, Span, median_lifetime
 from benchmarks.simulate.virtual_master import VirtualMaster
-from benchmarks.simulate.worker import Worker, encode_request, generate_request
+from benchmarks.simulate.worker import (
+    Worker,
+    WorkersByRole,
+    encode_request,
+    generate_request,
+    schedule_request,
+)
 from protocol.errors import TriptychError
-from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
+from protocol.placement import Finished, Placement
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
-from services.master.placement.tickets import PlacementTicket
-from services.mock.engine import Engine, Step
+from services.master.placement.waiting import PlacementTicket
+from services.mock.actions import Step
+from services.mock.engine import Engine
 
 _DRAIN_S = 120.0
 _MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
@@ -33,30 +38,19 @@ _LOOK_S = 1.0
 
 @dataclass
 class Simulation:
-    """`run` once. Deterministic: the same arguments give the same records.
+    """`run` once. Deterministic: the same arguments give the same records."""
 
-    `profile`: speed, caches and delays of the workers.
-    `shape`: how many of each role.
-    `config`: the master's, with its policy.
-    `aims`: objectives of requests.
-    `seed`: of the master's and the workers' chance.
-    `tells`: whether the master is told a request's objectives, as ours can be.
-    `elastic`: whether all workers are of the role any; then `shape` is how they begin.
-    `records`: what became of every request that has arrived.
-    `measured`: from when to when requests arrived that count, in virtual seconds.
-    `encoder_misses`: pictures that were thought to be at a worker and were not.
-    """
-
-    profile: Profile
-    shape: Shape
-    config: MasterConfig
-    aims: Objectives
-    seed: int = 0
-    tells: bool = False
-    elastic: bool = False
-    records: list[Record] = field(default_factory=list)
+    profile: Profile  # speed, caches and delays of the workers
+    shape: Shape  # how many of each role
+    config: MasterConfig  # the master's, with its policy
+    aims: Objectives  # of requests
+    seed: int = 0  # of the master's and the workers' chance
+    tells: bool = False  # whether the master is told a request's objectives, as ours can be
+    elastic: bool = False  # whether all workers are of the role any; `shape` is how they begin
+    records: list[Record] = field(default_factory=list)  # of every request that has arrived
+    # From when to when requests arrived that count, in virtual seconds.
     measured: tuple[float, float] = (0.0, 0.0)
-    encoder_misses: int = 0
+    encoder_misses: int = 0  # pictures that were thought to be at a worker and were not
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -75,22 +69,9 @@ class Simulation:
             on_missing=self._missing,
         )  # fmt: skip
 
-        def workers(role: str, count: int) -> dict[str, Worker]:
-            names = [f"{role}-{i}" for i in range(count)]
-            return {
-                name: Worker(name, profile.of(i), clock, rng.getrandbits(32), self._requests)
-                for i, name in enumerate(names)
-            }
-
-        if self.elastic:
-            everyone = workers("any", self.shape.total)
-            for worker, stage in zip(everyone.values(), self.shape.stages(), strict=True):
-                worker.serve(stage)
-            self.encoders = self.prefills = self.decodes = everyone
-        else:
-            self.encoders = workers("encode", self.shape.encode)
-            self.prefills = workers("prefill", self.shape.prefill)
-            self.decodes = workers("decode", self.shape.decode)
+        workers = WorkersByRole.of(profile, self.shape, clock, rng, self._requests, self.elastic)
+        self.encoders, self.prefills = workers.encoders, workers.prefills
+        self.decodes = workers.decodes
         self._names = {worker.name: worker for worker in self.workers}
         for worker in self.workers:
             self.fleet.join(worker.engine)
@@ -132,15 +113,9 @@ class Simulation:
             if found and passed >= span.least_s / 2 and late > span.hopeless * len(found):
                 break
             if passed >= needed:
-                lifetime = self.lifetime(found)
+                lifetime = median_lifetime(found, self.clock.now)
                 needed = min(span.most_s, max(needed, span.lifetimes * lifetime))
         return span.warm_s + passed
-
-    def lifetime(self, records: Iterable[Record]) -> float:
-        """The median one's seconds from arrival to the last token, as far as they have lived."""
-        lived = [(r.last if r.over and not r.refused else self.clock.now) - r.arrival
-                 for r in records if not r.refused]  # fmt: skip
-        return statistics.median(lived) if lived else 0.0
 
     def _arrive(self, request: TraceRequest) -> None:
         record = Record(request, self.clock.now, self.aims.of(request))
@@ -151,14 +126,7 @@ class Simulation:
 
     def _schedule(self, record: Record) -> None:
         request = record.request
-        wanted = ScheduleRequest(
-            request.name, request.tokens, block_keys=request.prompt_short,
-            block_size=request.block_size, max_tokens=_MOST_TOKENS, session=request.session,
-            items=[
-                MediaNeed(i.mm_hash, i.tokens, i.offset, i.tokens * self.profile.row_bytes)
-                for i in request.items
-            ],
-        )  # fmt: skip
+        wanted = schedule_request(request, self.profile.row_bytes, _MOST_TOKENS)
         if self.tells:
             wanted.ttft_slo_s, wanted.tpot_slo_s = record.aims
         try:

@@ -11,11 +11,10 @@ import numpy as np
 from benchmarks.simulate.contenders import OURS, Contender, published, trials
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome, outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Session
-from benchmarks.simulate.records import Shape, Span
 from benchmarks.simulate.simulation import Simulation
+from benchmarks.simulate.study_results import Case, CaseResult, ContenderResult, best_result
 
 GOOD = 0.9
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5, 2.0)  # of the best peer's sustained goodput
@@ -25,25 +24,6 @@ _LARGEST_STEP = 1.8
 _MOST_STEPS = 10
 _BETTER = 1.02
 _LEAST_REQUESTS = 400  # measured: a share of 0.9 of these is known within 0.03
-# Student's t for a 95 % interval, by degrees of freedom.
-_STUDENT = (math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A workload and the fleets it may go to, of equally many workers; `make` gives its sessions
-    for a seed. `pace` in requests/s is where the search for the sustained load begins."""
-
-    name: str
-    shapes: tuple[Shape, ...]
-    pace: float
-    span: Span
-    aims: Objectives
-    make: Callable[[int], Iterable[Session]]
-
-    def with_aims(self, aims: Objectives) -> Case:
-        """The same under other objectives."""
-        return replace(self, aims=aims)
 
 
 @dataclass
@@ -123,67 +103,10 @@ def best_of(
     return best, load
 
 
-@dataclass(frozen=True)
-class Line:
-    """A contender on a workload: sustained goodput by seed, and a run at the common load."""
-
-    contender: Contender
-    sustained: tuple[float, ...]
-    common: Outcome
-
-    @property
-    def goodput(self) -> float:
-        """Geometric mean over the seeds."""
-        return math.exp(float(np.mean(np.log(self.sustained))))
-
-    @property
-    def interval(self) -> float:
-        """Half the 95 % confidence interval of the mean over seeds; 0 of one seed."""
-        return half_interval(self.sustained)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
-    `curves` are runs at `LOADS` of it, over seeds, by contender: the best of ours that is not told
-    the objectives, of ours that is, and of the peers."""
-
-    case: Case
-    lines: tuple[Line, ...]
-    pace: float
-    curves: dict[str, list[list[Outcome]]]
-    runs: int
-
-    def ours(self, *, told: bool) -> Line | None:
-        """The best of ours, as it comes and tuned as peers are."""
-        lines = [x for x in self.lines if x.contender.policy == OURS and x.contender.tells == told]
-        return _best(lines) if lines else None
-
-    @property
-    def best_peer(self) -> Line:
-        return _best(line for line in self.lines if line.contender.policy != OURS)
-
-    def ratio(self, *, told: bool) -> float:
-        ours = self.ours(told=told)
-        return ours.goodput / self.best_peer.goodput if ours else math.nan
-
-
-def _best(lines: Iterable[Line]) -> Line:
-    return max(lines, key=lambda line: line.goodput)
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Half the 95 % confidence interval of a mean, by Student's t; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    quantile = _STUDENT[min(len(values) - 1, len(_STUDENT) - 1)]
-    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-
-
 def study(
     case: Case, profile: Profile, peers: Sequence[str], tuning: int, seeds: Sequence[int],
     draws: int, say: Callable[[str], None], memo: Memo | None = None,
-) -> Result:  # fmt: skip
+) -> CaseResult:  # fmt: skip
     """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
     bench = Bench(case, profile, memo or Memo())
     found: list[tuple[Contender, tuple[float, ...]]] = []
@@ -197,14 +120,14 @@ def study(
     others = [(float(np.exp(np.mean(np.log(v)))), c) for c, v in found if c.policy != OURS]
     pace, peer = max(others, key=lambda one: one[0])
     lines = tuple(
-        Line(contender, loads, bench.run(contender, seeds[0], pace, whole=True))
+        ContenderResult(contender, loads, bench.run(contender, seeds[0], pace, whole=True))
         for contender, loads in found
     )
     ours = [line for line in lines if line.contender.policy == OURS]
-    shown = [_best(x for x in ours if x.contender.tells == tells).contender
+    shown = [best_result(x for x in ours if x.contender.tells == tells).contender
              for tells in (False, True)]  # fmt: skip
     curves = _curves(bench, [*shown, peer], seeds, pace)
-    return Result(case, lines, pace, curves, bench.runs)
+    return CaseResult(case, lines, pace, curves, bench.runs)
 
 
 def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:

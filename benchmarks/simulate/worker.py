@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest, short_keys
+from benchmarks.simulate.records import Shape
 from protocol.keys import BlockKeyChain
 from protocol.kv_events import BlockStored
+from protocol.placement import MediaNeed, ScheduleRequest
 from protocol.registry import InstanceRole, Load, StageRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
 from services.engine.reports import load_of
 from services.membership.events import MEDIUM, CacheLog
-from services.mock.engine import Engine, Step
+from services.mock.actions import Step
+from services.mock.engine import Engine
 from services.mock.kv_offers import kv_ref
 from services.mock.runner import TimedAdmission
 from services.mock.settings import STAGES, EngineSettings, WorkerRole
@@ -165,3 +170,48 @@ def _spread(windows: list[float], start: float, end: float, weight: float) -> No
     for window in range(first, last + 1):
         inside = min(end, (window + 1) * WINDOW_S) - max(start, window * WINDOW_S)
         windows[window] += weight * inside
+
+
+def schedule_request(request: TraceRequest, row_bytes: int, most_tokens: int) -> ScheduleRequest:
+    """What a proxy asks the master; `most_tokens`: what a client allows an answer."""
+    return ScheduleRequest(
+        request.name, request.tokens, block_keys=request.prompt_short,
+        block_size=request.block_size, max_tokens=most_tokens, session=request.session,
+        items=[
+            MediaNeed(i.mm_hash, i.tokens, i.offset, i.tokens * row_bytes) for i in request.items
+        ],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WorkersByRole:
+    """By name; the same ones for each role where all may serve any."""
+
+    encoders: dict[str, Worker]
+    prefills: dict[str, Worker]
+    decodes: dict[str, Worker]
+
+    @staticmethod
+    def of(
+        profile: Profile, shape: Shape, clock: Clock, rng: random.Random,
+        requests: dict[str, TraceRequest], elastic: bool,
+    ) -> WorkersByRole:  # fmt: skip
+        """`requests`: of the run, by name. `elastic`: all are any, and begin as `shape` says."""
+
+        def workers(role: str, count: int) -> dict[str, Worker]:
+            names = [f"{role}-{i}" for i in range(count)]
+            return {
+                name: Worker(name, profile.of(i), clock, rng.getrandbits(32), requests)
+                for i, name in enumerate(names)
+            }
+
+        if not elastic:
+            return WorkersByRole(
+                workers("encode", shape.encode),
+                workers("prefill", shape.prefill),
+                workers("decode", shape.decode),
+            )
+        everyone = workers("any", shape.total)
+        for worker, stage in zip(everyone.values(), shape.stages(), strict=True):
+            worker.serve(stage)
+        return WorkersByRole(everyone, everyone, everyone)

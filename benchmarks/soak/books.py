@@ -20,25 +20,17 @@ _DONE, _WANT = ".done-", ".want"  # of `connectors.ec.lease_files`
 
 @dataclass
 class Books:
-    """What a stack holds while it is idle, by service where there are several.
+    """What a stack holds while it is idle, by service where there are several."""
 
-    `memory`: bytes that are private to its processes.
-    `descriptors`: that they have open.
-    `blocks`: free in its KV pool.
-    `held`: bytes by connector.
-    `problems`: what its integrity check complains of, and what is still held for somebody.
-    `segments`, `segment_bytes`: of shared memory.
-    `files`: in the stack's folder.
-    """
-
-    memory: dict[str, int] = field(default_factory=dict)
-    descriptors: dict[str, int] = field(default_factory=dict)
-    blocks: dict[str, int] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)  # bytes that are private to its processes
+    descriptors: dict[str, int] = field(default_factory=dict)  # that they have open
+    blocks: dict[str, int] = field(default_factory=dict)  # free in its KV pool
+    held: dict[str, int] = field(default_factory=dict)  # bytes by connector
+    # What its integrity check complains of, and what is still held for somebody
     problems: list[str] = field(default_factory=list)
-    segments: int = 0
-    segment_bytes: int = 0
-    files: int = 0
+    segments: int = 0  # of shared memory
+    segment_bytes: int = 0  # their sizes together
+    files: int = 0  # in the stack's folder
 
 
 def settle(stack: Stack) -> Books:

@@ -21,50 +21,35 @@ _PAUSE_S = 0.1  # on average, between two requests of a client
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request from its sending to its end.
+    """A request from its sending to its end."""
 
-    `port`: where it was sent.
-    `kind`: of its question.
-    `began`, `ended`: monotonic seconds.
-    `verdict`: "right" (as the first time, or new), "wrong", "aborted" (by the client) or "failed".
-    `status`, `code`, `detail`: what a failed one got; status 0 for a broken connection.
-    """
-
-    port: int
-    kind: str
-    began: float
-    ended: float
+    port: int  # where it was sent
+    kind: str  # of its question
+    began: float  # monotonic seconds
+    ended: float  # the same
+    # "right" (as the first time, or new), "wrong", "aborted" (by the client) or "failed".
     verdict: str
-    status: int = 0
-    code: str = ""
-    detail: str = ""
+    status: int = 0  # of a failed one, 0 for a broken connection
+    code: str = ""  # of its error
+    detail: str = ""  # what it said
 
 
 @dataclass
 class Load:
-    """Clients that ask until stopped.
+    """Clients that ask until stopped."""
 
-    `ports`: of the proxies; each client asks at one.
-    `seed`: of questions, pauses and what is given up.
-    `fresh`: the share of questions that were never asked before.
-    `aborted`: the share of requests given up half-way.
-    `length`: above 0, so many tokens an answer, and every second question sampled by a seed.
-    `tie`: above 0 all is greedy, and an answer may go its own way where the right one's token leads
-    by no more than that (a difference of logits): another batch rounds otherwise.
-    `ties`: those leads.
-    `outcomes`: what became of every request.
-    `stopping`: set to end the clients.
-    """
-
-    ports: Sequence[int]
-    seed: int
-    fresh: float = 0.4
-    aborted: float = 0.15
+    ports: Sequence[int]  # of the proxies; each client asks at one
+    seed: int  # of questions, pauses and what is given up
+    fresh: float = 0.4  # the share of questions that were never asked before
+    aborted: float = 0.15  # the share of requests given up half-way
+    # Above 0, so many tokens an answer, and every second question sampled by a seed
     length: int = 0
+    # Above 0 all is greedy, and an answer may go its own way where the right one's token leads by
+    # no more than that (a difference of logits): another batch rounds otherwise
     tie: float = 0.0
-    ties: list[float] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    stopping: threading.Event = field(default_factory=threading.Event)
+    ties: list[float] = field(default_factory=list)  # those leads
+    outcomes: list[Outcome] = field(default_factory=list)  # what became of every request
+    stopping: threading.Event = field(default_factory=threading.Event)  # set to end the clients
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1000)

@@ -29,26 +29,17 @@ _STOP_S = 90.0
 
 @dataclass
 class Service:
-    """One process on a port of its own.
+    """One process on a port of its own."""
 
-    `name`: by which logs and reports call it.
-    `module`, `flags`: its command.
-    `log`: gathers what it prints over all restarts.
-    `host`, `port`: where it listens.
-    `inside`: the network namespace that it runs in, "" for this process's own.
-    `lives`: how often it has been started.
-    `process`: the latest.
-    """
-
-    name: str
-    module: str
-    flags: Sequence[str]
-    log: Path
-    port: int
-    lives: int = 0
-    host: str = "127.0.0.1"
-    inside: str = ""
-    process: subprocess.Popen[bytes] = field(init=False)
+    name: str  # by which logs and reports call it
+    module: str  # what is started
+    flags: Sequence[str]  # its command line
+    log: Path  # gathers what it prints over all restarts
+    port: int  # and on which port
+    lives: int = 0  # how often it has been started
+    host: str = "127.0.0.1"  # where it listens
+    inside: str = ""  # the network namespace that it runs in, "" for this process's own
+    process: subprocess.Popen[bytes] = field(init=False)  # the latest
 
     @property
     def url(self) -> str:

@@ -23,9 +23,8 @@ from services.engine.attention.kv_cache import (
 )
 from services.engine.config import EngineConfig
 from services.engine.hardware import kv_codes_of, resolved
-from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on
-from services.engine.model.decode_graphs import DecodeGraphs
+from services.engine.loaded_model import ModelAdmission
+from services.engine.model.decode_graphs import DecodeGraphs, capture_on
 from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
 from services.engine.model.runner import Runner

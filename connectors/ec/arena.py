@@ -1,18 +1,21 @@
-"""EC over a transport that reads a peer's memory: entries lie in one registered region."""
+"""EC over a transport that reads a peer's memory: entries lie in one registered region. Producers
+of one host list themselves in a folder, for consumers that were told of none."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, nobody_listens
 from connectors.ec.buffer_pool import BufferPool, Landing
-from connectors.ec.directory import Listing, producers
 from connectors.ec.load import REGION
 from connectors.ec.range_allocator import RangeAllocator, aligned
 from connectors.ec.reader import ECReader, Sources
@@ -20,8 +23,42 @@ from connectors.ec.store import ECStore
 from connectors.messages import ECTensor, ECWant
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
+from connectors.owners import create_locked, locked, make_private
 from connectors.side_client import Address
-from protocol.errors import TransferError
+from protocol.errors import ConfigError, TransferError
+
+_PREFIX = "ec-producer-"
+
+
+class Listing:
+    """A producer's address in a folder, for as long as its process lives: a process that
+    finds the file without its lock removes it; each looks for such files when it starts."""
+
+    def __init__(self, folder: Path, instance_id: str, address: Address) -> None:
+        self._path = folder / f"{_PREFIX}{instance_id}"
+        try:
+            make_private(folder, "set TRIPTYCH_NAMESPACE to another name")
+            producers(folder)
+            self._file: int | None = create_locked(self._path)
+            os.write(self._file, msgspec.json.encode(address))
+        except OSError as error:
+            raise ConfigError(f"cannot announce the EC producer in {folder}: {error}") from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+
+def producers(folder: Path) -> list[Address]:
+    """The producers that live, in no order; what dead ones left is removed."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            if locked(path):
+                found.append(msgspec.json.decode(path.read_bytes(), type=tuple[str, int]))
+    return found
 
 
 @dataclass(frozen=True)

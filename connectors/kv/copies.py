@@ -5,9 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from connectors.kv.base import REGION
-from connectors.kv.ranges import merged
-from connectors.transports.base import Transfer, Transport
+from connectors.transports.base import Range, Transfer, Transport
+
+
+def merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
+    """Byte ranges of blocks, runs that are contiguous on both sides as one."""
+    there, here = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+    starts = np.ones(len(there), np.bool_)
+    starts[1:] = (np.diff(there) != 1) | (np.diff(here) != 1)
+    first = np.flatnonzero(starts)
+    sizes = np.diff(first, append=len(there)) * size
+    rows = (there[first] * size).tolist(), (here[first] * size).tolist(), sizes.tolist()
+    return list(map(Range, *rows))
 
 
 class Copies:

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from connectors.private_folder import make_private
+from connectors.owners import make_private
 from connectors.tiers.base import TierCopy, TierName
 from connectors.tiers.copier import Copier
 from protocol.errors import ConfigError

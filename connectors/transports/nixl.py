@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from connectors.transports.nixl_agent import Agent, Description, Place
+from connectors.transports.nixl_agent import Agent, NixlDescription, Place
 from connectors.transports.nixl_read import NixlPeer, NixlRead
 from protocol.errors import ConfigError, TransferError
 
@@ -87,10 +87,10 @@ class NixlTransport(Transport):
     def describe(self, region: str) -> bytes:
         ours = self._regions[region]
         metadata = self._live.metadata(ours.registration)
-        return Description(self._live.name, ours.place, metadata).encode()
+        return NixlDescription(self._live.name, ours.place, metadata).encode()
 
     def connect(self, peer: str, region: str, description: bytes) -> None:
-        wanted = Description.decode(description)
+        wanted = NixlDescription.decode(description)
         if wanted.agent.rpartition("/")[0] != peer:
             raise TransferError(f"nixl: the description is of {wanted.agent[:80]}, not of {peer}")
         known = self._peers.get(peer)

@@ -58,7 +58,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Description(msgspec.Struct, frozen=True):
+class NixlDescription(msgspec.Struct, frozen=True):
     """What a peer must know of a region. `metadata` is NIXL's own: address and memory keys."""
 
     agent: str
@@ -70,7 +70,7 @@ class Description(msgspec.Struct, frozen=True):
         return msgspec.msgpack.encode(_Envelope(_VERSION, zlib.crc32(body), body))
 
     @classmethod
-    def decode(cls, data: bytes) -> Description:
+    def decode(cls, data: bytes) -> NixlDescription:
         """Raises `TransferError` unless `data` is whole and of our version."""
         try:
             envelope = msgspec.msgpack.decode(data, type=_Envelope)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from connectors.transports.base import Transfer
-from connectors.transports.nixl_agent import Agent, Description
+from connectors.transports.nixl_agent import Agent, NixlDescription
 from protocol.errors import TransferError, TransferTimeout
 
 
@@ -16,7 +16,7 @@ class NixlPeer:
     connects anew."""
 
     agent: str
-    regions: dict[str, Description] = field(default_factory=dict)
+    regions: dict[str, NixlDescription] = field(default_factory=dict)
     reads: list[NixlRead] = field(default_factory=list)
     broken: bool = False
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from connectors.host_memory import MemoryBudget
-from connectors.private_folder import make_private
+from connectors.owners import make_private
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from connectors.transports.descriptor_passing import (
     DescriptorRequest,

@@ -22,7 +22,7 @@ from connectors.transports.ucx_wire import (
     DATA,
     REFUSAL,
     REQUEST,
-    Description,
+    UcxDescription,
     open_description,
     seal,
     untag,
@@ -42,7 +42,7 @@ class UcxTransport(Transport):
     def __init__(self, host: str = "127.0.0.1", *, read_timeout_s: float = 20.0) -> None:
         self._running: UcxWorker | None = UcxWorker(host)
         self._regions: dict[str, Region] = {}
-        self._peers: dict[tuple[str, str], tuple[bytes, Description]] = {}
+        self._peers: dict[tuple[str, str], tuple[bytes, UcxDescription]] = {}
         self._owner = UcxOwner(self._running, self._regions, read_timeout_s)
         self._reader = UcxReader(self._running, read_timeout_s)
         self._device = torch.cuda.current_device() if self._running.cuda else None
@@ -89,7 +89,7 @@ class UcxTransport(Transport):
 
     def describe(self, region: str) -> bytes:
         known = self._regions[region]
-        return seal(Description(self._worker.address, region, known.nbytes, known.host))
+        return seal(UcxDescription(self._worker.address, region, known.nbytes, known.host))
 
     def connect(self, peer: str, region: str, description: bytes) -> None:
         wanted = open_description(description)

@@ -32,7 +32,7 @@ Piece = tuple[int, int]
 """Offset and size in the owner's region."""
 
 
-class Description(msgspec.Struct, frozen=True, array_like=True):
+class UcxDescription(msgspec.Struct, frozen=True, array_like=True):
     """`address` is the owner's UCX worker; `host` says whether its memory is the CPU's."""
 
     address: bytes
@@ -60,7 +60,7 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     transfer: int
 
 
-_DESCRIPTION: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
+_DESCRIPTION: msgspec.msgpack.Decoder[UcxDescription] = msgspec.msgpack.Decoder(UcxDescription)
 _REQUEST: msgspec.msgpack.Decoder[ReadRequest | StopRequest] = msgspec.msgpack.Decoder(
     ReadRequest | StopRequest
 )
@@ -86,7 +86,7 @@ def seal(message: msgspec.Struct) -> bytes:
     return b"".join((_MAGIC, bytes([VERSION]), zlib.crc32(body).to_bytes(4, "big"), body))
 
 
-def open_description(data: bytes) -> Description:
+def open_description(data: bytes) -> UcxDescription:
     """`TransferError` if it is not one of ours, `IncompatiblePeer` if it is of another version."""
     return _unseal(data, _DESCRIPTION)
 
@@ -169,3 +169,28 @@ def check_request(request: ReadRequest, nbytes: int, host: bool) -> None:
                 )
         if len(message) != 1 and not (host and 0 < sum(size for _, size in message) <= BUNDLE):
             raise TransferError("ucx: a request bundles ranges that do not belong together")
+
+
+_MAX_PEERS = 1024
+
+
+class Epochs:
+    """Of the next connection to each peer that has none. Most peers never come back, so those whose
+    connections ended longest ago share one epoch, the latest of theirs."""
+
+    def __init__(self) -> None:
+        self._next: dict[bytes, int] = {}
+        self._others = 0
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def begin(self, peer: bytes, epoch: int) -> int:
+        """The epoch of a new connection, if the peer says that it is `epoch` at least."""
+        return max(epoch, self._next.pop(peer, self._others))
+
+    def ended(self, peer: bytes, epoch: int) -> None:
+        """A connection of that epoch has ended."""
+        self._next[peer] = epoch + 1
+        if len(self._next) > _MAX_PEERS:
+            self._others = max(self._others, self._next.pop(next(iter(self._next))))

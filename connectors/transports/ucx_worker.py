@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from connectors.transports.ucx_epochs import Epochs
 from connectors.transports.ucx_settings import load, settings
+from connectors.transports.ucx_wire import Epochs
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from services.http.metrics import process_state
 logger = logging.getLogger(__name__)
 _PATH = "/instances"
 _MAX_BODY = 1 << 20
-_MOST = 4096
+_MOST = 4096  # workers; each one is probed again and again
 
 
 class NamedWorker(msgspec.Struct):
@@ -57,6 +57,7 @@ def decode_worker(data: bytes) -> NamedWorker:
 def _can_be_asked(url: str) -> bool:
     try:
         parts = urlsplit(url)
+        # What DNS cannot carry is a UnicodeError, which is a ValueError; so is a port that is none.
         host, _ = (parts.hostname or "").encode("idna"), parts.port
     except ValueError:
         return False
@@ -111,6 +112,7 @@ class _Workers:
             if len(self._fleet.all()) >= _MOST:
                 raise Unavailable("the proxy takes no more workers")
             instance = self._fleet.add(worker.url, stage_of(worker.role))
+            # No request may meet it before the probe has found out what it speaks.
             instance.up = False
             instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs or ())
             worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)

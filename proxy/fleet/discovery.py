@@ -45,6 +45,7 @@ async def learn_adapters(client: UpstreamClient, instance: Instance) -> None:
     too. An answer that tells nothing changes nothing, nor does one that was asked for before more
     became known."""
     before = instance.adapters
+    # The answer may be older than what `learn` finds meanwhile: `before` shows that.
     info = await _object_at(client, f"{instance.url}/server_info")
     if not info or not instance.known or instance.adapters is not before:
         return
@@ -53,8 +54,8 @@ async def learn_adapters(client: UpstreamClient, instance: Instance) -> None:
 
 
 async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> bool:
-    """What stands in its /server_info; False if that could not be found out. Another engine's tells
-    nothing of use, and takes vLLM seconds."""
+    """What stands in its /server_info; False if that could not be found out."""
+    # Another engine's tells nothing of use, and takes vLLM seconds.
     models = await _object_at(client, f"{instance.url}/v1/models")
     foreign = models is not None and _foreign(models)
     info = {} if foreign else await _object_at(client, f"{instance.url}/server_info")
@@ -116,8 +117,9 @@ async def _resumes(client: UpstreamClient, url: str) -> bool | None:
 
 
 async def _has_route(client: UpstreamClient, url: str) -> bool | None:
-    """An empty request costs nothing: who has the route complains of what is missing in it. (Asked
-    with another method, vLLM says the same whether the route is enabled or not.)"""
+    """Whether a worker has a POST route; None if that could not be found out in time."""
+    # An empty request costs nothing: who has the route complains of what is missing in it. Asked
+    # with another method, vLLM says the same whether the route is enabled or not.
     try:
         await client.post(url, b"{}", _JSON)
     except (DeadlineExceeded, RateLimited, Unavailable):

@@ -15,7 +15,7 @@ from protocol.types import Role
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
-from proxy.worker_urls import split_urls
+from proxy.worker_options import split_urls
 
 logger = logging.getLogger(__name__)
 _LOOKUP_S = 5.0
@@ -102,6 +102,7 @@ class DnsFollower:
         new = [(role, url) for role, url in sorted(found) if self.fleet.find(role, url) is None]
         for role, url in new:
             instance = self.fleet.add(url, role)
+            # Listed: a master that has not heard of it must not remove it.
             instance.listed, instance.up = True, False
             self._misses[instance] = 0
             self.fleet.doubt(instance)

@@ -12,15 +12,15 @@ from protocol.logs import worker_line
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.served_models import RenderedModels
 from proxy.fleet.worker import Instance, stage_of
 from proxy.placement.master_client import MasterAway, MasterClient
 
 logger = logging.getLogger(__name__)
-_WAIT_S = 2.0
-_TIMEOUT_S = 6.0
-_PAUSE_S = 0.25
-_ORPHAN_S = 60.0
+_WAIT_S = 2.0  # for which the master may hold the call until there is news
+_TIMEOUT_S = 6.0  # wait included; below the 7 s after which a master counts as away
+_PAUSE_S = 0.25  # before a master that did not answer is asked again
+_ORPHAN_S = 60.0  # for which a master that has just started may not have heard of a worker
 
 
 class FleetWatcher:
@@ -54,6 +54,7 @@ class FleetWatcher:
 
     async def once(self, wait_s: float) -> bool:
         """Ask for news, or wait for them; whether a master has answered."""
+        # Versions are each master's own: another one has to tell of all workers.
         if self._of != self._link.url:
             self._of, self._version = self._link.url, ""
         path = f"{WORKERS_PATH}?after={quote(self._version)}&wait_s={wait_s}"
@@ -153,6 +154,7 @@ class FleetWatcher:
         known.draining, known.known_to_master = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
         known.ec_compatibility = info.ec_compatibility
+        # A flag may have named them where the master knows none.
         known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs
         known.max_running, known.block_size = info.max_running, info.block_size
         known.model, known.revision, known.tokenizer = info.model, info.revision, info.tokenizer

@@ -27,12 +27,12 @@ def _misfits(own: OwnModel, computing: Sequence[Instance]) -> list[str]:
         return []
     return [
         f"this proxy renders with the tokenizer of --model {own.weights} ({own.tokenizer[:12]}), "
-        f"{_named(workers)} another: they get none of its requests; start the proxy "
+        f"{_with_tokenizers(workers)} another: they get none of its requests; start the proxy "
         f"with the workers' --model ({', '.join(models_of(workers))})"
     ]
 
 
-def _named(workers: Sequence[Instance]) -> str:
+def _with_tokenizers(workers: Sequence[Instance]) -> str:
     return " and ".join(
         f"{worker.role} worker {worker.url} ({worker.tokenizer[:12]})" for worker in workers
     ) + (" has" if len(workers) == 1 else " have")

@@ -14,8 +14,8 @@ from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import ProxyExhausted, is_silence
 
 logger = logging.getLogger(__name__)
-_AGAIN_S = 0.2
-_LONGEST_NAME = 256
+_AGAIN_S = 0.2  # between probes of a worker that calls keep finding gone
+_LONGEST_NAME = 256  # characters of a process name
 _ADAPTERS_EVERY = 5  # probes
 
 
@@ -86,7 +86,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     """A refused connection means down at once, a late answer only if it happens again and again.
     True if it is up but did not answer the protocol probe: it gets no requests until it does."""
     try:
-        takes_requests = await _asked(client, instance)
+        takes_requests = await _takes_requests(client, instance)
     except ProxyExhausted:
         return _hold(instance, instance.up)  # it was not asked: what was known of it holds
     except TriptychError as error:
@@ -136,7 +136,7 @@ def _hold(instance: Instance, was_up: bool) -> bool:
     return True
 
 
-async def _asked(client: UpstreamClient, instance: Instance) -> bool:
+async def _takes_requests(client: UpstreamClient, instance: Instance) -> bool:
     """Whether a worker that is well takes requests, which ours say; raises if it is not well."""
     takes_requests = True
     if instance.dialect == "tokens":

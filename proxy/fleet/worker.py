@@ -1,4 +1,4 @@
-"""One worker as this proxy knows it."""
+"""One worker as this proxy knows it, with the circuit breaker that spares it while it fails."""
 
 from __future__ import annotations
 
@@ -9,13 +9,56 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protocol.types import Role
-from proxy.fleet.circuit_breaker import Breaker
 
 Dialect = Literal["tokens", "openai"]
 WorkingRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion"]
-_LATE_PROBES = 3
-_LATE_PROBES_ALONE = 10
-_QUIET_S = 1.0
+_LATE_PROBES = 3  # in a row, then it is given up
+_LATE_PROBES_ALONE = 10  # where no other worker could take its work
+_QUIET_S = 1.0  # without a call that ended well
+
+
+@dataclass
+class Breaker:
+    """Closed until `threshold` failures in a row, then open for `cooldown_s`.
+
+    After that one request at a time is let through: its success closes the breaker, its failure, or
+    no news for another `cooldown_s`, keeps it open. Times are of one monotonic clock.
+    """
+
+    threshold: int = 5
+    cooldown_s: float = 10.0
+    failures: int = 0
+    open_until: float = 0.0
+
+    @property
+    def closed(self) -> bool:
+        return self.failures < self.threshold
+
+    def admits(self, now: float) -> bool:
+        """Whether a request may be sent."""
+        return self.closed or now >= self.open_until
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until a request may be sent."""
+        return 0.0 if self.closed else max(0.0, self.open_until - now)
+
+    def started(self, now: float) -> None:
+        """A request is sent; past the threshold it is a trial, and the only one."""
+        # Not `closed`: a property costs a call, and every call to a worker comes here.
+        if self.failures >= self.threshold:
+            self.open_until = now + self.cooldown_s
+
+    def succeeded(self) -> None:
+        self.failures = 0
+
+    def failed(self, now: float) -> None:
+        self.failures += 1
+        if not self.closed:
+            self.open_until = now + self.cooldown_s
+
+    def forgive(self) -> None:
+        """The last failure was not the worker's fault."""
+        self.failures = max(0, self.failures - 1)
 
 
 def stage_of(role: WorkingRole) -> Role:
@@ -27,9 +70,9 @@ def stage_of(role: WorkingRole) -> Role:
 class Instance:
     """A worker's address, what it has said of itself, and how it is."""
 
-    url: str
-    role: Role
-    breaker: Breaker = field(default_factory=Breaker)
+    url: str  # without a slash at its end
+    role: Role  # the stage that it is asked for
+    breaker: Breaker = field(default_factory=Breaker)  # open while calls there keep failing
     instance_id: str = ""  # as a master knows it, "" without one
     generation: str = ""  # another one after each restart
     process: str = ""  # what it calls its process; another one has other endpoints
@@ -136,6 +179,7 @@ class Instance:
         """No master has heard of it for long: another silence is enough."""
         self.known_to_master = False
         self.refused("no master knows it")
+        # It is not known yet whether it is gone, or only the master forgot it.
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 
     def enter_rank(self) -> int:

@@ -22,6 +22,7 @@ _NAMES = (
     "embedding_cache_bytes", "prompt_tokens", "cached_tokens", "generation_tokens",
     "mm_cache_queries", "mm_cache_hits", "mm_encoded", "prefix_cache_queries", "prefix_cache_hits",
 )  # fmt: skip
+# Counters have _total behind their name in the text, ours and vLLM's.
 _LINE = re.compile(
     rf"^(?:triptych|vllm):({'|'.join(_NAMES)})(?:_total)?(?:\{{[^\n]*\}})? ([0-9.eE+-]+)$".encode(),
     re.MULTILINE,

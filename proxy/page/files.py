@@ -82,6 +82,7 @@ def showing(*, page: bool) -> APIRouter:
         async def show(request: Request) -> Response:
             if path == ROOT and "text/html" not in request.headers.get("accept", ""):
                 return Response(text, media_type="text/plain", headers={"vary": "accept"})
+            # A cache must not give a browser the text, or a load balancer the page.
             told = {**headers, "vary": "accept"} if path == ROOT else headers
             if request.headers.get("if-none-match") == tag:
                 return Response(status_code=304, headers=told)

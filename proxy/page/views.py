@@ -57,7 +57,7 @@ def request_view(record: RequestRecord, now: float, urls: Mapping[str, str]) -> 
         "stream": record.streamed,
         "ago_ms": _ms(now - record.start),
         "encoders": record.workers("encode"),
-        "reasons": [_named(reasons, urls) for reasons in record.reasons],
+        "reasons": [_with_urls(reasons, urls) for reasons in record.reasons],
     }
 
 
@@ -86,7 +86,7 @@ def _state(worker: Instance) -> str:
     return "suspect" if worker.suspect else "up"
 
 
-def _named(reasons: Mapping[str, Any], urls: Mapping[str, str]) -> list[dict[str, Any]]:
+def _with_urls(reasons: Mapping[str, Any], urls: Mapping[str, str]) -> list[dict[str, Any]]:
     """The master's reasons, stage by stage, with URLs in place of its names."""
     return [
         {

@@ -10,21 +10,20 @@ from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, Tripty
 from protocol.placement import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.fleet.refusals import WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.placement.master_client import MasterClient
+from proxy.placement.master_client import MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
-from proxy.placement.reporter import Reporter
 from proxy.request_state import RequestState
 
 logger = logging.getLogger(__name__)
-_BLOCK_SIZE = 16
+_BLOCK_SIZE = 16  # tokens; vLLM's default, until a worker has said its own
 # A master that has just started may not have heard of those there are.
 _NOBODY = ("no_worker", "no_prefill", "no_decode")
+# Higher is earlier at a master; clients say it as vLLM does, lower is earlier.
 _MEDIAN_PRIORITY, _LOWEST, _HIGHEST = 50, 1, 100
 
 

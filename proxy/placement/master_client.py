@@ -1,10 +1,13 @@
-"""The masters: one is asked, the next one if it fails."""
+"""The masters: one is asked, the next one if it fails, and told how requests went."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,7 +16,9 @@ import msgspec
 
 from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
-from proxy.upstream.client import UpstreamClient, check_status
+from protocol.placement import FINISHED_PATH, Finished, FinishedReports
+from protocol.registry import SUSPECT_PATH, LeaseAnswer, Suspected
+from proxy.upstream.client import UpstreamClient, raise_for_status
 from proxy.upstream.failures import ProxyExhausted
 from proxy.upstream.patience import Patience
 
@@ -21,8 +26,11 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
-_SILENT_S = 7.0
-_UNHEARD_S = 2.0
+_SILENT_S = 7.0  # more than the watcher of the fleet waits for an answer
+_UNHEARD_S = 2.0  # for which a master that is not present is waited for
+_TOGETHER_S = 0.01  # reports that come within this go in one call
+_TELL_S = 2.0  # what a master does not take in time lapses there
+_MOST_REPORTS = 4096
 
 
 class MasterAway(UpstreamError):
@@ -68,6 +76,7 @@ class MasterClient:
             logger.warning("master %s: %s", url, error.message)
             self.failovers += len(self._urls) > 1
         self._heard = -math.inf
+        # Last in the row: it is asked again once all others have failed too.
         self._urls.append(self._urls.pop(0))
         self._client.messages.give_up(url)
 
@@ -76,7 +85,7 @@ class MasterClient:
         url = self.url
         try:
             answer = await self._client.get(url + path, Patience.of(timeout_s), _HEADERS)
-            found = _decoded(answer, kind)
+            found = _from_msgpack(answer, kind)
         except ProxyExhausted as error:  # the master was not asked
             raise MasterAway(f"master {url}: {error.message}") from None
         except TriptychError as error:
@@ -97,11 +106,12 @@ class MasterClient:
         of the trace of the request that it is for."""
         data = msgspec.msgpack.encode(body)
         asked: set[str] = set()
+        # `failed` turns the list meanwhile: who was asked is noted apart.
         while url := next((url for url in self._urls if url not in asked), None):
             asked.add(url)
             try:
                 answer = await self._posted(url, path, data, deadline, trace)
-                found = _decoded(answer, kind)
+                found = _from_msgpack(answer, kind)
             except TriptychError as error:
                 if not _is_broken(error):
                     raise
@@ -121,7 +131,7 @@ class MasterClient:
             return await self._client.post(url + path, data, {**_HEADERS, **trace}, patience)
         answer = await self._client.messages.post(url, path, data, deadline, trace)
         after = answer.retry_after.decode("latin-1")
-        check_status(url + path, answer.status, answer.body, after, called=True)
+        raise_for_status(url + path, answer.status, answer.body, after, called=True)
         return answer.body
 
     def _patience(self, url: str, deadline: float) -> Patience:
@@ -140,9 +150,48 @@ def _is_broken(error: TriptychError) -> bool:
     return isinstance(error, UpstreamError) or error.status == InternalError.status
 
 
-def _decoded(answer: bytes, kind: type[_T]) -> _T:
+def _from_msgpack(answer: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"the answer is not a valid {kind.__name__} in msgpack: {error}"
         raise UpstreamError(what) from None
+
+
+class Reporter:
+    """Tells of stages that are over, in batches, and of workers that take no requests. What cannot
+    be told lapses at the master. At most `_MOST_REPORTS` reports wait; the oldest are dropped."""
+
+    def __init__(self, client: MasterClient) -> None:
+        self._client = client
+        self._waiting: deque[Finished] = deque(maxlen=_MOST_REPORTS)
+        self._suspects: dict[str, str] = {}
+        self._some = asyncio.Event()
+
+    def add(self, report: Finished) -> None:
+        self._waiting.append(report)
+        self._some.set()
+
+    def suspect(self, instance_id: str, generation: str) -> None:
+        """This worker takes no requests."""
+        self._suspects[instance_id] = generation
+        self._some.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(_TOGETHER_S)
+            self._some.clear()
+            suspects, self._suspects = self._suspects, {}
+            reports = list(self._waiting)
+            self._waiting.clear()
+            if self._client.present:
+                for name, generation in suspects.items():
+                    await self._tell(SUSPECT_PATH, Suspected(name, generation))
+                if reports:
+                    await self._tell(FINISHED_PATH, FinishedReports(reports))
+
+    async def _tell(self, path: str, body: Suspected | FinishedReports) -> None:
+        with contextlib.suppress(TriptychError):
+            await self._client.post(path, body, LeaseAnswer, time.monotonic() + _TELL_S)

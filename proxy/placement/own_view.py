@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, Unreadable
 from proxy.fleet.pairing import hands_over, reader_of
-from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
 
-_UNKNOWN_ROOM = 256
+_UNKNOWN_ROOM = 256  # requests, for a worker that does not say how many it runs
 _COMPUTING: tuple[Role, Role] = ("decode", "prefill")
 
 
@@ -73,10 +72,12 @@ def by_load(
         if not (decoding or prefilling):
             raise Unreadable
     fresh = [one for one in prefilling if one not in avoid]
+    # A prefill worker that has not failed the request comes before decode workers that all have.
     if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
         return Plan(fleet.lightest(fresh or prefilling), model=model)
     decode = fleet.lightest(decoding)
     alone = reads(decode)
+    # To hand the KV over for a single token takes longer than to decode it in place.
     if max_tokens == 1 and alone:
         return Plan(decode, model=model)
     partners = [one for one in fresh if hands_over(one, decode)]
@@ -107,6 +108,7 @@ class Room:
             for model in fleet.models.rendered or (None,)
             for worker in fleet.usable("decode", (), model) or fleet.usable("prefill", (), model)
         ]
+        # Twice what it runs: its next batch waits there, not here.
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)
         running = [one.max_running or self._per_worker or _UNKNOWN_ROOM for one in workers]

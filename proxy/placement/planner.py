@@ -1,16 +1,23 @@
-"""What a planner is asked, and what it answers: where the stages of a request run."""
+"""What a planner is asked, and what it answers: where the stages of a request run.
+
+The need of a rendered request is made here, by exact keys; of others by `proxy.relay.needs`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+from protocol.keys import block_keys, root_key
+from protocol.kv_events import short_key
 from protocol.placement import MediaNeed
-from protocol.types import Role
+from protocol.types import GenerateRequest, Role
 from proxy.admission import Admission
 from proxy.fleet.worker import Instance
 from proxy.request_state import RequestState
+from services.frontend.render import Frontend
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,17 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
-    embeddings or has them; items without one are placed by content. `held`: items that need no
-    encoder, since the worker that prefills has their embeddings or the KV of their whole span.
-    `local`: items that the worker that prefills encodes by itself. `model`: whose encoders take the
-    items that are placed by content, None for any."""
+    """Where one attempt runs.
+
+    `decode`: the worker that makes the answer.
+    `prefill`: the one that computes the prompt; None: the decode worker does both.
+    `encoders`: by mm_hash, who is to make an item's embeddings or has them; items without one are
+    placed by content.
+    `held`: items that need no encoder, since the worker that prefills has their embeddings or the
+    KV of their whole span.
+    `local`: items that the worker that prefills encodes by itself.
+    `model`: whose encoders take the items that are placed by content, None for any.
+    """
 
     decode: Instance
     prefill: Instance | None = None
@@ -61,7 +74,7 @@ class Plan:
     local: frozenset[str] = frozenset()
     model: str | None = None
 
-    @property
+    @cached_property  # each item asks several times
     def reader(self) -> str:
         """The EC compatibility of the worker that reads the embeddings."""
         return (self.prefill or self.decode).ec_compatibility
@@ -112,3 +125,49 @@ class AttemptEnd:
     elapsed_s: float = 0.0
     first_s: float = 0.0
     output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """`served`: for clients and masters. `keyed` and `revision`: in content keys. `alone`: all
+    workers of the proxy serve it."""
+
+    served: str = ""
+    keyed: str = ""
+    revision: str = ""
+    alone: bool = True
+
+    @staticmethod
+    def of(frontend: Frontend, *, alone: bool) -> ModelNames:
+        info = frontend.info
+        return ModelNames(frontend.name, info.name, info.revision, alone)
+
+
+def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
+    """Of an attempt of a rendered request. Keys are made only if a master is asked."""
+    adapted = bool(wanted.adapter_revision)
+
+    def keys(block_size: int) -> list[int]:
+        root = root_key(
+            model=names.keyed,
+            revision=names.revision,
+            cache_salt=wanted.cache_salt,
+            adapter=wanted.adapter_revision,
+        )
+        made = block_keys(wanted.token_ids, block_size, root, wanted.mm_items)
+        return [short_key(key) for key in made]
+
+    items = [
+        MediaNeed(item.mm_hash, item.end - item.offset, item.offset, modality=item.modality)
+        for item in wanted.mm_items
+    ]
+    return Need(
+        wanted.request_id,
+        len(wanted.token_ids),
+        wanted.sampling.max_tokens,
+        items,
+        keys,
+        wanted.model if adapted else names.served,
+        selective=adapted or not names.alone,
+        pooling=wanted.pooling is not None,
+    )

@@ -15,10 +15,11 @@ from blake3 import blake3
 from protocol.bounds import check_priority
 from protocol.errors import InvalidRequest
 from proxy.relay.data_urls import DataUrls
-from proxy.relay.media import EncodedMedia, MediaItem, Reference, media_of, replaced
+from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
 
 _MARKS = (b'_url"', b'input_audio"')
+# vLLM's connectors look for each of these keys, though prefill is what fills them.
 _REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -29,6 +30,7 @@ _REMOTE_DECODE = {
 }
 _HANDLES = "kv_transfer_params"
 TOKEN_IDS = "return_token_ids"
+# Each would contradict a single token that is not streamed.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _URGENCY = 1 << 31
@@ -39,9 +41,15 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass
 class RequestBody:
-    """A client's request. `find_media` fills `items`, and `seen_before`: of which modalities there
-    are parts that only refer to media of an earlier request. `as_given`: the raw bytes may go on;
-    not so if they have KV handles, which are no client's to give: they say where a worker fetches.
+    """A client's request.
+
+    `raw`: the body as it came.
+    `data_urls`: its large data URLs, kept aside.
+    `fields`: the rest, decoded, without KV handles.
+    `stream`: the client wants the answer as a stream.
+    `as_given`: the raw bytes may go on.
+    `items`: the media that an encoder could encode, once `find_media` has been called.
+    `seen_before`: modalities of parts that only refer to media of an earlier request; as `items`.
     """
 
     raw: bytes
@@ -67,6 +75,7 @@ class RequestBody:
         stream = fields.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise InvalidRequest("stream must be true or false", param="stream")
+        # KV handles say where a worker fetches: they are no client's to give.
         as_given = _HANDLES not in fields
         handles = fields.pop(_HANDLES, None)
         if handles is not None and not isinstance(handles, dict):
@@ -176,7 +185,8 @@ class RequestBody:
         parts = [
             (item, reference.part(item.modality))
             if item.modality in nameable
-            else (item, self._labelled(item, reference))
+            # The name too: should the worker hash in another way than the encoder, it still fits.
+            else (item, self._named(item, reference.mm_hash))
             for item, reference in media.references
         ]
         parts += [(item, self._named(item, name)) for item, name in media.names]
@@ -184,26 +194,23 @@ class RequestBody:
         return {**body, "messages": messages, **({"ec_transfer_params": params} if params else {})}
 
     def _nameable(self, media: EncodedMedia) -> set[str]:
-        """Modalities whose media are named instead of sent. vLLM refuses media and names of one
-        modality together, so one item without a name keeps the others as they are."""
+        """Modalities whose media are named instead of sent."""
+        # vLLM refuses media and names of one modality in a request: one item without a name keeps
+        # the others of its modality as they are.
         named = {(item.message, item.part) for item, _ in media.references}
         unnamed = {i.modality for i in self.items if (i.message, i.part) not in named}
         return {item.modality for item, _ in media.references} - unnamed - self.seen_before
 
-    def _labelled(self, item: MediaItem, reference: Reference) -> dict[str, Any]:
-        """The media under the name its embedding has, should the worker hash in another way than
-        the encoder."""
-        return self._named(item, reference.mm_hash)
-
     def _named(self, item: MediaItem, name: str) -> dict[str, Any]:
-        """vLLM takes a name as it is only if nothing else decides how the media is processed."""
+        """The part with a uuid, unless the client has given one."""
+        # vLLM takes a name as it is only if nothing else decides how the media is processed.
         if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
             return item.content
         return {**item.content, "uuid": name}
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
-    """What could be decoded may still be too deep for encoding, which begins further down."""
+    # What could be decoded may still be too deep for encoding, which begins further down the stack.
     try:
         return _ENCODER.encode(fields)
     except RecursionError:
@@ -233,6 +240,6 @@ def digest_of(body: Body, *more: bytes) -> bytes:
 
 
 def may_hold_media(body: bytes) -> bool:
-    """Whether a body could have media items, without parsing it. Large data URLs stand last in
-    their part, so that little is read before a mark is found."""
+    """Whether a body could have media items, without parsing it."""
+    # Large data URLs stand last in their part: little is read before a mark is found.
     return any(mark in body for mark in _MARKS)

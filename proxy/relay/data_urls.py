@@ -12,7 +12,7 @@ import secrets
 from proxy.upstream.answer import Body, Buffer
 
 _URL = b'"data:'
-_LONG = 4096
+_LONG = 4096  # bytes; to parse a shorter one costs less
 STAND_IN = "triptych-media:"  # what a large data URL begins with in `small`
 _BACKSLASH = b"\\"
 
@@ -50,6 +50,7 @@ class DataUrls:
             end = body.find(b'"', start)
             if end < 0:
                 break
+            # The parser would undo an escape; a slice of the body does not.
             plain = body.find(_BACKSLASH, start, end) < 0
             if plain and end - start > _LONG and not _escaped(body, start - 1):
                 pieces += (body[done:start], b"%b%d:" % (name, len(self._spans)))

@@ -13,9 +13,8 @@ from protocol.encoder_cache import for_encoder, is_mm_hash
 from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import rendezvous
+from proxy.fleet.fleet import Unreadable, rendezvous
 from proxy.fleet.pairing import common_reader
-from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
@@ -28,6 +27,7 @@ from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
 
+# Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4
 _Params = dict[str, Any]  # `ec_transfer_params` of an encoder's answer
 

@@ -6,7 +6,6 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 
 from protocol.errors import TriptychError
 from proxy.fleet.worker import Instance
@@ -14,39 +13,13 @@ from proxy.gateway import Gateway
 from proxy.placement.own_view import by_load
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.relay.lacking import LackingWorkers, NoRoute, WorkerLacksRoute, lacks_route
-from proxy.relay.passed_routes import PassedRoute
-from proxy.request_state import RequestState
+from proxy.relay.passed_request import PassedRequest
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
-from proxy.upstream.patience import Patience
-from proxy.upstream.raw_answer import RawAnswer
+from proxy.upstream.patience import Patience, RawAnswer
 
 _BYTES_PER_TOKEN = 4
 _ONE_WORKER = 1  # a request for one token is not split into prefill and decode
-
-
-@dataclass(kw_only=True)
-class PassedRequest(RequestState):
-    """A request over all its attempts."""
-
-    route: PassedRoute
-    body: bytes
-    headers: dict[str, str]  # for the worker
-    model: str = ""  # that the client names
-    stream: bool = False  # whether the client asks for one
-    started: bool = False  # whether the client has had any of the answer
-    path: str = ""  # the worker's own, with the query, where it is not the route's
-    only: Instance | None = None  # the worker that must answer; None: any that has the route
-    once: bool = False  # it is not tried again
-    worker: Instance | None = None  # the one that was asked last
-
-    @property
-    def target(self) -> str:
-        return self.path or self.route.asked_as or self.route.path
-
-    @property
-    def begun(self) -> bool:
-        return self.started
 
 
 class Forwarder:
@@ -90,6 +63,7 @@ class Forwarder:
             *self._fleet.usable("prefill", (), request.model),
         ]
         if request.only is not None:
+            # It alone has what the request is about: no other can stand in.
             able = [request.only]
         if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
             raise NoRoute(f"no worker here has {request.route.name}")

@@ -47,6 +47,7 @@ class LackingWorkers:
 
     def add(self, instance: Instance, route: PassedRoute) -> None:
         now = self._clock()
+        # Old ones go whenever a new one comes, so that workers which left are not kept.
         self._until = {key: until for key, until in self._until.items() if until > now}
         self._until[instance, route] = now + _FORGET_S
 

@@ -1,8 +1,9 @@
-"""The models of a fleet, as its workers list them."""
+"""The models of a fleet, as its workers list them, and what the proxy itself calls them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.decoding import decoded
 from protocol.errors import ModelNotFound, TriptychError, UpstreamError
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
-from proxy.relay.worker_headers import for_worker
+from proxy.relay.bodies import RequestBody
+from proxy.relay.request import for_worker
 from services.http.openai import JSON
 
 Card = dict[str, Any]
@@ -32,7 +35,7 @@ def listing(gateway: Gateway) -> APIRouter:
 
     async def cards(request: Request) -> list[Card]:
         """Of all models; of a model whose worker does not answer there are none."""
-        asked = [told(request, worker) for worker in _of_each(gateway)]
+        asked = [told(request, worker) for worker in _one_of_each_model(gateway)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[str, Card] = {}
         for answer in answers:
@@ -62,7 +65,7 @@ def listing(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def _of_each(gateway: Gateway) -> list[Instance]:
+def _one_of_each_model(gateway: Gateway) -> list[Instance]:
     """A decode worker for each set of names, so that adapters of a few workers are told too;
     `NoWorker` if there is none."""
     fleet = gateway.fleet
@@ -76,3 +79,20 @@ def _of_each(gateway: Gateway) -> list[Instance]:
 
 def _read(answer: bytes) -> list[Card]:
     return decoded(answer, _List, fail=lambda what: UpstreamError(f"/v1/models: {what}")).data
+
+
+class OwnNames:
+    """`names`: of --served-model-name."""
+
+    def __init__(self, fleet: Fleet, names: Iterable[str]) -> None:
+        self._fleet = fleet
+        self._names = frozenset(names)
+
+    def rename(self, request: RequestBody) -> None:
+        """A name of the proxy's own stands for the model that all workers serve."""
+        if self._names and request.model in self._names:
+            workers = [one for one in self._fleet.all() if one.model]
+            models = {one.model for one in workers}
+            known = any(request.model in one.models for one in workers)
+            if len(models) == 1 and not known:
+                request.rename_model(models.pop())

@@ -25,15 +25,14 @@ from protocol.openai import (
 )
 from protocol.types import GenerateRequest
 from proxy.fleet.fleet import Fleet
-from proxy.placement.needs import ModelNames, need_of
-from proxy.placement.planner import Need
+from proxy.placement.planner import ModelNames, Need, need_of
 from proxy.relay.data_urls import STAND_IN
-from proxy.relay.description import Description, ServedAs
 from proxy.relay.media import MediaItem
 from proxy.relay.message_keys import predicted_need
-from proxy.relay.request_state import RelayedRequest
+from proxy.relay.request_state import Description, RelayedRequest, ServedAs
 from services.frontend.render import Frontend
 
+# What begins so has its bytes in the request, or kept aside by `DataUrls`.
 _AT_HAND = ("data:", STAND_IN)
 _UNRENDERED = ServedAs(None, "", ModelNames())
 
@@ -67,7 +66,7 @@ class Needs:
         wanted: GenerateRequest | None = None
         if self._frontend is not None and prompt is not None:
             prompt.model = served_as.name
-            wanted = await _rendered(self._frontend, prompt, request.request_id)
+            wanted = await _render(self._frontend, prompt, request.request_id)
         items = len(request.body.items)
         if wanted is not None and len(wanted.mm_items) == items:
             need, exact = need_of(_packed(wanted), served_as.keyed), True
@@ -112,7 +111,7 @@ class Needs:
         return ModelNames()
 
 
-async def _rendered(
+async def _render(
     frontend: Frontend, prompt: ChatCompletionRequest | CompletionRequest, request_id: str
 ) -> GenerateRequest | None:
     """None for what only the workers know how to render."""

@@ -120,7 +120,7 @@ async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> d
     except TriptychError as error:
         status = _UNREACHED if isinstance(error, UpstreamError) else error.status
         return {"status": status, "answer": error.message}
-    return {"status": whole.status, "answer": _shown(whole.body)}
+    return {"status": whole.status, "answer": _json_or_text(whole.body)}
 
 
 def _failure(path: str, answers: Sequence[dict[str, Any]]) -> TriptychError | None:
@@ -135,7 +135,7 @@ def _failure(path: str, answers: Sequence[dict[str, Any]]) -> TriptychError | No
     return from_openai(max(failed), {"error": {"message": message}})
 
 
-def _shown(body: bytes) -> Any:
+def _json_or_text(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body[:_SHOWN])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

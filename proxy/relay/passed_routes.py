@@ -12,9 +12,9 @@ from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 class PassedRoute:
     """One route that workers may have."""
 
-    path: str
+    path: str  # the proxy's; {…} in it are parameters
     does: str  # a sentence for the API's documentation
-    method: Literal["GET", "POST", "DELETE"] = "POST"
+    method: Literal["GET", "POST", "DELETE"] = "POST"  # of HTTP, here and at the worker
     computes: bool = True  # takes a place among the requests that workers compute
     form: bool = False  # the body is multipart/form-data, not JSON
     optional: bool = False  # of all workers: those that lack it do no harm

@@ -18,31 +18,25 @@ from protocol.pooling import POOLING_PATHS, PoolingParams, check_task
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
-from proxy.relay.bodies import RequestBody
-from proxy.relay.forwarder import Forwarder, PassedRequest
+from proxy.relay.forwarder import Forwarder
 from proxy.relay.lacking import HolderLacksRoute, NoRoute
-from proxy.relay.own_names import OwnNames
+from proxy.relay.passed_request import PassedRequest, PassedRequests
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
-from proxy.relay.request import named_id
 from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
-from proxy.relay.worker_headers import for_worker
-from proxy.request_state import Caller
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
 from services.frontend.anthropic.answer import message_error
 from services.http.bodies import counted
-from services.http.browsers import is_form, not_form
-from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of, deadline_of
+from services.http.callers import deadline_of
 from services.http.deadline import Deadline
 from services.http.openai import JSON
 from services.http.responses import no_response
 from services.http.streams import EventStream, error_event, sse, while_connected
 
 _RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
+# What goes on where no body came.
 _NOTHING = MappingProxyType({"GET": b"", "DELETE": b"", "POST": b"{}"})
 _LOOKED_AT = 32  # workers that one request is sent to at most
-# Of a form: the field's value up to the next boundary, which follows in a line of its own.
-_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
 
 
 class Passing:
@@ -52,16 +46,15 @@ class Passing:
         self._gateway = gateway
         self._metrics = gateway.metrics
         self._forwarder = Forwarder(gateway)
-        self._names = OwnNames(gateway.fleet, gateway.config.served_names)
+        self._requests = PassedRequests(gateway)
         self._keyed = gateway.config.asks_for_api_keys
-        self._min_priority = gateway.config.min_priority
         self._stored = StoredResponses()
 
     async def answer(self, route: PassedRoute, request: Request) -> Response:
         """The worker's answer, whole or as a stream whose first events are there already."""
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            passed = self._read(route, request, body, deadline)
+            passed = self._requests.read(route, request, body, deadline)
             if route.path == RESPONSES_PATH and (previous := previous_of(body)):
                 self._check_alone("previous_response_id")
                 passed.only = self._having(previous, passed.caller.tenant)
@@ -87,7 +80,7 @@ class Passing:
             raise no_response(name)
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            passed = self._read(route, request, body or _NOTHING[route.method], deadline)
+            passed = self._requests.read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
             passed.once = known is None
@@ -113,6 +106,7 @@ class Passing:
             passed.only = worker
             try:
                 return await self._answer(request, passed, deadline)
+            # The client is gone: no further worker need be asked.
             except RequestAborted:
                 raise
             except TriptychError as error:
@@ -170,50 +164,6 @@ class Passing:
         async for _ in answers:  # to its end: the call is over
             pass
         return _whole(first)
-
-    def _read(
-        self, route: PassedRoute, request: Request, body: bytes, deadline: Deadline
-    ) -> PassedRequest:
-        headers = for_worker(request, keyed=self._keyed)
-        caller = Caller(
-            caller_of(request).tenant, request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]
-        )
-        passed = PassedRequest(
-            deadline=deadline.at,
-            request_id=headers["x-request-id"],
-            caller=caller,
-            route=route,
-            body=body,
-            headers=headers,
-        )
-        if route.form:
-            self._read_form(passed, request)
-        elif route.method == "POST":
-            self._read_json(passed, named="x-request-id" in request.headers)
-        else:
-            passed.model = request.query_params.get("model", "")
-        return passed
-
-    @staticmethod
-    def _read_form(passed: PassedRequest, request: Request) -> None:
-        given = request.headers.get("content-type", "")
-        if not is_form(given.encode("latin-1")):
-            raise not_form(given)
-        passed.headers["content-type"] = given
-        if (named := _MODEL_FIELD.search(passed.body)) is not None:
-            passed.model = named[1].decode(errors="replace")
-
-    def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
-        """`named`: whether the request has its name from a header."""
-        read = RequestBody.parse(passed.body)
-        if not named:
-            name = named_id(read.fields.get("request_id"), passed.request_id.encode())
-            passed.headers["x-request-id"] = name.decode()
-        self._names.rename(read)
-        passed.headers["content-type"] = JSON
-        passed.priority = read.priority(self._min_priority)
-        passed.body = b"".join(read.bare)
-        passed.model, passed.stream = read.model, read.stream
 
     async def _events(
         self, first: Answer, answers: AsyncGenerator[Answer, None], path: str

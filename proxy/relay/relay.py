@@ -13,22 +13,22 @@ from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, Tri
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody, may_hold_media
+from proxy.relay.model_list import OwnNames
 from proxy.relay.needs import Needs
-from proxy.relay.own_names import OwnNames
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.stages import RelayStages
 from proxy.request_state import Caller
-from proxy.upstream.alarm import Alarm
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
+from proxy.upstream.time_limits import Alarm
 from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)
-_BYTES_PER_TOKEN = 4
-_TENANTS = 1024
+_BYTES_PER_TOKEN = 4  # about a mean of text; the queue only compares
+_TENANTS = 1024  # whose digests are kept
 
 
 class Relay:
@@ -60,6 +60,7 @@ class Relay:
         self._traffic = gateway.metrics.traffic
         self.max_body_bytes = config.max_body_bytes
         self.bodies = gateway.bodies
+        # Bound here: one call less for each request.
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
         # Workers never see the key that a client has for this proxy: they get their own.
@@ -124,6 +125,7 @@ class Relay:
             self._tracer.begin(response.record)
         client.trace(response.record.trace_headers)
         caller = self._caller(client)
+        # In this order: the client's key goes before the workers' own takes its place.
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)
@@ -163,7 +165,8 @@ class Relay:
             self._deadlines.append(deadline)
 
     async def _run(self, request: RelayedRequest) -> None:
-        """As a request may begin. (Without a context: that would take every request longer.)"""
+        """As a request may begin."""
+        # Without a context: that would take every request longer.
         admission, tenant = self._planner.admission, request.caller.tenant
         if admission is not None and not admission.try_enter(tenant):
             await admission.wait(request, len(request.body.data_urls.small) / _BYTES_PER_TOKEN)
@@ -187,6 +190,7 @@ class Relay:
         known = self._callers.get(given)
         if known is None:
             if len(self._callers) >= _TENANTS:
+                # Clients make up keys at will: the digests must not pile up.
                 self._callers.clear()
             tenant = blake3(given).hexdigest()[:16] if given else ""
             known = self._callers[given] = Caller(tenant)
@@ -208,7 +212,9 @@ class Relay:
 
 class _Deadline:
     """Cancels the task that begins it once so many seconds are over, unless it is ended before; for
-    one task after the other. (`asyncio.timeout` does too, at three times the cost.)"""
+    one task after the other."""
+
+    # `asyncio.timeout` does the same at three times the cost.
 
     def __init__(self) -> None:
         self.passed = False

@@ -9,10 +9,10 @@ from typing import Any
 import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import KnownHeads
 from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
 
-_SMALL = 4096
+_SMALL = 4096  # bytes of a piece that is gathered with others
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class RequestParser:
             self._heads.learn(data, self._announced, known)
 
     def _let_go(self) -> None:
-        """The parser refers to this reader: such a cycle would wait for the collector."""
+        # The parser refers to this reader: such a cycle would wait for the collector.
         if self.complete:
             self._parser = None
 
@@ -187,6 +187,7 @@ class RequestParser:
         if not self.complete:
             self.headers_complete = True
             self.http_1_0 = self._parser.get_http_version() == "1.0"
+            # An HTTP/1.0 client cannot be sent chunks: a stream ends with its connection.
             self.keep_alive = self._parser.should_keep_alive() and not self.http_1_0
             self._upgrading = self._parser.should_upgrade()
             if b"transfer-encoding" not in self.headers:
@@ -208,7 +209,8 @@ class RequestParser:
         self._pieces.append(body)
 
     def _sweep(self) -> None:
-        """What came in crumbs as one piece: an object for each would take many times its size."""
+        """What came in crumbs as one piece."""
+        # An object for each would take many times its size.
         self._pieces.append(bytes(self._crumbs))
         self._crumbs.clear()
 

@@ -1,17 +1,17 @@
-"""A relayed request over all its attempts."""
+"""A relayed request over all its attempts: what a master is told of it, and who has it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from protocol.encoder_cache import RANK_HEADER
+from protocol.types import Role
 from proxy.fleet.worker import Instance
-from proxy.placement.planner import Plan
+from proxy.placement.planner import ModelNames, Need, Plan
 from proxy.relay.bodies import RequestBody
-from proxy.relay.cached_tokens import telling
-from proxy.relay.consumer import Consumer
-from proxy.relay.description import Description
 from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
@@ -19,6 +19,64 @@ from proxy.relay.resume.recorder import Recorder
 from proxy.request_state import RequestState
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
+
+# A quote inside a JSON string has a backslash before it, so that no text looks like this.
+_NAME = b'"cached_tokens"'
+_COUNT = re.compile(_NAME + rb"\s*:\s*\d+")
+
+
+class ServedAs(NamedTuple):
+    """What a rendered prompt and its keys owe to the fleet: the name by which the frontend renders
+    for the model that is asked for, the revision of its adapter, the names in content keys."""
+
+    name: str | None
+    adapter_revision: str
+    keyed: ModelNames
+
+
+@dataclass(frozen=True)
+class Description:
+    """`need`: of every attempt, but for its id. `names`: of each media item. `exact`: whether these
+    are our own content keys. `asked`: the model as the client names it. `served_as`: with what of
+    the fleet it was made; it holds as long as that does."""
+
+    need: Need
+    names: Sequence[str]
+    exact: bool
+    asked: str | None
+    served_as: ServedAs
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """One request's consumer.
+
+    `stage`: what it is asked to do with the embeddings.
+    `rank`: its data-parallel rank that has the request.
+    `address`: where encoders push embeddings to; "": it fetches them.
+    `header`: the header line that binds the request to the rank, empty if there is one rank.
+    """
+
+    instance: Instance
+    stage: Role
+    rank: int = 0
+    address: str = ""
+    header: bytes = b""
+
+    @staticmethod
+    def bound(instance: Instance, stage: Role) -> Consumer:
+        """With the rank that has the fewest requests, which counts this one until `leave`."""
+        addresses = instance.ec_zmq_addrs
+        if not addresses:
+            return Consumer(instance, stage)
+        rank = instance.enter_rank()
+        header = f"{RANK_HEADER}: {rank}\r\n".encode() if len(addresses) > 1 else b""
+        return Consumer(instance, stage, rank, addresses[rank], header)
+
+    def leave(self) -> None:
+        """The attempt has ended."""
+        if self.address:
+            self.instance.leave_rank(self.rank)
 
 
 @dataclass(kw_only=True)
@@ -77,9 +135,21 @@ class RelayedRequest(RequestState):
             begin = sink = self.recorder.feed
         if self.cached_tokens is not None and self.body.fields.get("stream_options"):
             # Only such streams tell a count; the others' events are not looked at.
-            return telling(self.cached_tokens, begin), telling(self.cached_tokens, sink)
+            return recounted(self.cached_tokens, begin), recounted(self.cached_tokens, sink)
         return begin, sink
 
     @property
     def begun(self) -> bool:
         return self.response.started
+
+
+def with_cached_tokens(data: bytes, count: int) -> bytes:
+    """An answer, or whole events of one, with this count wherever it tells one."""
+    if _NAME not in data:
+        return data
+    return _COUNT.sub(b"%b:%d" % (_NAME, count), data)
+
+
+def recounted(count: int, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """`sink`, which sees this count."""
+    return lambda events: sink(with_cached_tokens(events, count))

@@ -70,6 +70,7 @@ class ClientResponse:
     def begin(self, first: bytes) -> None:
         """The head of a stream and its first events."""
         self.status = self.record.status = 200
+        # Where nothing else can show a stream's end, the connection's end does.
         self.keep_alive = self.keep_alive and self._chunked
         fields = self._fields
         if self.record.kept:

@@ -90,6 +90,7 @@ def check_stream(url: str, answer: Answer) -> None:
         event = _parsed(data, _EVENT)
     except ValueError:
         raise CallFailed(message, "garbage") from None
+    # vLLM answers 200 before it computes: what it refuses then is the first event.
     if event.error is not None:
         code = event.error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500

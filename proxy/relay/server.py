@@ -14,24 +14,19 @@ from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.request_record import RequestRecord
-from proxy.relay.counted_in import BodyRoom, Places
-from proxy.relay.entry import Entry
-from proxy.relay.first_bytes import is_relayed
-from proxy.relay.flow import Flow
-from proxy.relay.hot_path import HotPath
-from proxy.relay.request import ClientRequest, request_id_of
+from proxy.relay.hot_path import Flow, HotPath, HotShare
+from proxy.relay.request import ClientRequest, Entry, is_relayed, request_id_of
 from proxy.relay.request_parser import RequestHead, RequestParser
 from proxy.relay.response import ClientResponse
-from proxy.upstream.alarm import Alarm
-from proxy.upstream.http1 import CONTINUE
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import CONTINUE, KnownHeads
+from proxy.upstream.time_limits import Alarm
 from services.http.client_bounds import TooSlow
 from services.http.listener import Listener
 from services.http.raw_writes import http_response
 from services.http.turns import LARGE
 
-_LARGE = 1 << 20
-_KNOWN_HEADS = 2
+_LARGE = 1 << 20  # bytes of an answer that the client has not taken
+_KNOWN_HEADS = 2  # a client's usual one, and another
 
 
 class ClientConnection(Listener):
@@ -48,8 +43,7 @@ class ClientConnection(Listener):
         entry: Entry | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._hot = hot
-        self._entry = entry
+        self._hot, self._entry = hot, entry
         self._first = b""
         self._heads: KnownHeads[RequestHead] = KnownHeads(_KNOWN_HEADS)
         self._reader: RequestParser | None = None
@@ -57,8 +51,7 @@ class ClientConnection(Listener):
         self._reply: ClientResponse | None = None
         self._flow = Flow()
         self._ended_by: TriptychError | None = None
-        self._places = Places(hot)
-        self._room = BodyRoom(hot, self._give_up)
+        self._hot_share = HotShare(hot, self._give_up)
         self._idle = Alarm(self.loop, self._close_if_idle)
 
     @property
@@ -72,10 +65,6 @@ class ClientConnection(Listener):
         return hot or bool(self._first) or super().reading
 
     # What the transport reports.
-
-    @property
-    def _between(self) -> bool:
-        return self._reader is None and not self._first and not self._cold
 
     def received(self, data: bytes) -> None:
         if self._reader is not None:
@@ -92,8 +81,7 @@ class ClientConnection(Listener):
         if self._task is not None:
             self._cancel(self._task)
         self._idle.close()
-        self._places.leave()
-        self._room.let_go()
+        self._hot_share.close()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -103,7 +91,7 @@ class ClientConnection(Listener):
 
     def resume_writing(self) -> None:
         self._flow.resume()
-        self._places.leave(keep=int(self._reader is not None and self._reader.admitted))
+        self._hot_share.leave(keep=int(self._reader is not None and self._reader.admitted))
         super().resume_writing()
 
     def shutdown(self) -> None:
@@ -123,7 +111,7 @@ class ClientConnection(Listener):
             super().end(error)
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before it begins never reaches its `finally`."""
+        # A task that is cancelled before it begins never reaches its `finally`.
         task.add_done_callback(self.tasks.discard)
         task.cancel()
 
@@ -135,9 +123,9 @@ class ClientConnection(Listener):
         data = data.lstrip(b"\r\n")  # some clients send an empty line too many
         relayed = is_relayed(data)
         if relayed:
-            keep_raw = not self._hot.takes_all
-            most, heads = self._hot.max_body_bytes, self._heads
-            self._reader = RequestParser(most, keep_raw=keep_raw, heads=heads)
+            # Unless all are relayed, the body decides: uvicorn may have to get every byte.
+            raw, hot = not self._hot.takes_all, self._hot
+            self._reader = RequestParser(hot.max_body_bytes, keep_raw=raw, heads=self._heads)
             self._begin_reading()
             self._read(self._reader, data)
         elif relayed is None:
@@ -155,7 +143,7 @@ class ClientConnection(Listener):
         try:
             reader.feed(data)
             if not reader.turned_away:
-                self._room.hold(reader.size, complete=reader.complete)
+                self._hot_share.hold(reader.size, complete=reader.complete)
             if reader.headers_complete and not (reader.admitted or reader.turned_away):
                 self._enter(reader)
         except TriptychError as error:
@@ -173,7 +161,7 @@ class ClientConnection(Listener):
         """Counted from its headers on: a body takes memory while it arrives."""
         if self._entry is not None:
             self._entry.check(reader.headers)
-        self._places.enter()
+        self._hot_share.enter()
         reader.admitted = True
         if reader.expects_continue and not reader.complete:
             self.transport.write(CONTINUE)
@@ -190,12 +178,11 @@ class ClientConnection(Listener):
             self.close()
             return
         reader.turn_away()
-        self._places.leave()
-        self._room.let_go()
+        self._hot_share.close()
         self._hot.observe(error)
-        response = self._response(reader, request_id_of(reader.headers), keep_alive=False)
-        response.fail(error)
-        self._hot.over(response)
+        reply = self._response(reader, request_id_of(reader.headers), keep_alive=False)
+        reply.fail(error)
+        self._hot.over(reply)
         if isinstance(error, InvalidRequest | TooSlow):
             self.close()
 
@@ -217,26 +204,17 @@ class ClientConnection(Listener):
             self.tasks.add(self._task)
         else:
             self._reader = None
-            self._places.leave()
-            self._room.let_go()
+            self._hot_share.close()
             super().received(b"".join(reader.raw))
 
     # And its way out.
 
-    def _response(
-        self, reader: RequestParser, request_id: bytes, *, keep_alive: bool
-    ) -> ClientResponse:
+    def _response(self, reader: RequestParser, name: bytes, *, keep_alive: bool) -> ClientResponse:
+        kept = self._hot.keeps_record(name)
+        record = RequestRecord(reader.path, name.decode("latin-1"), kept=kept)
         extra = () if self._entry is None else self._entry.extra(reader.headers)
         return ClientResponse(
-            self.transport,
-            RequestRecord(
-                reader.path,
-                request_id.decode("latin-1"),
-                kept=self._hot.keeps_record(request_id),
-            ),
-            keep_alive=keep_alive,
-            http_1_0=reader.http_1_0,
-            extra=extra,
+            self.transport, record, keep_alive=keep_alive, http_1_0=reader.http_1_0, extra=extra
         )
 
     async def _answer(self, call: ClientRequest, reply: ClientResponse) -> None:
@@ -256,16 +234,17 @@ class ClientConnection(Listener):
             if self._task is not None:
                 self.tasks.discard(self._task)
             self._task = self._reader = self._reply = None
-            self._room.let_go()
+            self._hot_share.let_go()
             if self.transport.get_write_buffer_size() < _LARGE:
-                self._places.leave()
+                self._hot_share.leave()
             if self.transport.is_closing() or not (reply.ended and reply.keep_alive):
                 self.close()
             else:
                 self._idle.set(self.timeout_keep_alive)
 
     def _close_if_idle(self) -> None:
-        if not self._between or self._held or self.timeout_keep_alive_task is not None:
+        under_way = self._reader is not None or self._first or self._cold
+        if under_way or self._held or self.timeout_keep_alive_task is not None:
             self._idle.set(self.timeout_keep_alive)
         else:
             self.close()

@@ -10,15 +10,15 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from protocol.server_options import TlsOptions
-from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
+from proxy.relay.request import Entry
 from proxy.relay.server import ClientConnection
 from services.http.client_bounds import Pace
 from services.http.lame_duck import LameDuck
 from services.http.server import serve as serve_http
 
 CLIENT_SHARE = 1 / 3  # of the open files: a request has up to two connections to workers at once
-_YOUNG = 5000
+_YOUNG = 5000  # objects that are made between two runs, some seven times the default
 
 
 async def serve(
@@ -45,8 +45,8 @@ def connection_class(hot: HotPath, pace: Pace | None = None, entry: Entry | None
 
 
 def _spare_the_collector() -> None:
-    """What is there before the first request stays until the end: looking through it for garbage
-    would stop all streams for tens of milliseconds, again and again."""
+    # What is there before the first request stays until the end: looking through it for garbage
+    # would stop all streams for tens of milliseconds, again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""Which worker each stage of a relayed request runs on.
+"""Which worker each stage of a relayed request runs on, and what is given back to it.
 
 Without a master a stage's worker is chosen when the stage begins. Embeddings that encoders push go
 to one worker, and to one of its data-parallel ranks: where the fleet has such consumers, the one of
@@ -7,11 +7,21 @@ a request with media is chosen before the media are encoded, and kept until the 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+import msgspec
+
+from protocol.generate import ABORT_PATH
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
-from proxy.relay.consumer import Consumer
-from proxy.relay.request_state import RelayedRequest
+from proxy.relay.request_state import Consumer, RelayedRequest
+from proxy.upstream.answer import AnswerLimits
+from proxy.upstream.connection_pool import ConnectionPool
+from proxy.upstream.failures import CallFailed
+
+_ABORT_S = 2.0
 
 
 class StageWorkers:
@@ -54,3 +64,34 @@ class StageWorkers:
             consumer.leave()
             if request.prefill is None:
                 request.media = None
+
+
+class Releases:
+    """Tells prefill workers without letting requests wait for it; `close` waits."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def forget(self, request: RelayedRequest) -> None:
+        """Reset the request, and release the KV that a prefill worker holds for it."""
+        handed, pool = request.handed, request.prefill
+        # Whatever follows begins anew: what encoders and prefill made belongs to this attempt.
+        request.media = request.handed = request.prefill = request.cached_tokens = None
+        name = handed.get("remote_request_id") if handed is not None else None
+        if pool is not None and isinstance(name, str):
+            task = asyncio.create_task(_release(pool, request.fields, name))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+
+async def _release(pool: ConnectionPool, fields: bytes, request_id: str) -> None:
+    """Bounded by `_ABORT_S`; a worker that cannot be told frees by its own lease."""
+    body = (msgspec.json.encode({"request_ids": [request_id]}),)
+    limits = AnswerLimits(_ABORT_S, _ABORT_S, 1 << 20)
+    with contextlib.suppress(CallFailed):
+        exchange, _ = await pool.ask(ABORT_PATH, fields, body, limits)
+        exchange.abort()

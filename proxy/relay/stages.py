@@ -10,21 +10,19 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
-from proxy.relay.cached_tokens import with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
-from proxy.relay.releases import Releases
-from proxy.relay.request_state import RelayedRequest
+from proxy.relay.request_state import RelayedRequest, with_cached_tokens
 from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
-from proxy.relay.stage_workers import StageWorkers
+from proxy.relay.stage_workers import Releases, StageWorkers
 from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import failure_of
 from proxy.upstream.pools import ConnectionPools
 
-_REFUSALS = (400, 415, 422)
+_REFUSALS = (400, 415, 422)  # how engines answer a content part that they do not know
 
 
 class RelayStages:
@@ -95,6 +93,7 @@ class RelayStages:
                     await self._resumer.go_on(request, error)
                     return True
                 failure = failure_of(error)
+                # The worker may have taken the KV before it failed: prefill has to be done again.
                 if failure.sent and failure.charged:
                     self._releases.forget(request)
                 await self._dispatch.again(request, error, "request")
@@ -212,8 +211,8 @@ class RelayStages:
         limits: AnswerLimits,
         sink: Callable[[bytes], None] | None = None,
     ) -> Awaitable[tuple[Exchange, Answer]]:
-        """A worker's answer. A stream goes on in the exchange, which is the caller's to end.
-        (Not a coroutine: one more of them would take each text request a microsecond longer.)"""
+        """A worker's answer. A stream goes on in the exchange, which is the caller's to end."""
+        # Not a coroutine: one more of them would take each text request a microsecond longer.
         if request.media is None:
             return pool.ask(request.client.path, request.fields, body(False), limits, sink)
         return self._ask_with_media(request, pool, body, limits, sink)

@@ -16,7 +16,7 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
@@ -24,7 +24,7 @@ from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.patience import Patience
 
-_KNOWN = 100_000
+_KNOWN = 100_000  # items whose encoder is remembered
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,19 @@ class _Item:
 
 
 def _key(mm_hash: str, plan: Plan) -> str:
-    """Of an item's flight, and of its encoder: neither is shared by workers that cannot read from
-    one encoder, nor by models, which have encoders of their own also where their weights are the
-    same."""
+    """Of an item's flight, and of its encoder."""
+    # Neither is shared by workers that cannot read from one encoder, nor by models, which have
+    # encoders of their own also where their weights are the same.
     return " ".join(filter(None, (mm_hash, plan.reader, plan.model)))
 
 
 @dataclass
 class EncodeStage:
     """`known` remembers which encoder held an item last; bytes are sent again only if it says that
-    it does no longer.
+    it does no longer."""
 
-    An encoder hears of every picture at once: one that its store has no room for is answered when
-    consumers have come for others, which may wait for any of those that are still to be sent."""
-
+    # An encoder hears of every picture at once: one that its store has no room for is answered when
+    # consumers have come for others, which may wait for any of those that are still to be sent.
     dispatch: Dispatch
     client: UpstreamClient
     timeout_s: float
@@ -99,6 +98,7 @@ class EncodeStage:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
+                # A flight goes on for the other requests that wait for it.
                 task.cancel()
 
     def encoder_of(self, mm_hash: str, plan: Plan) -> str:
@@ -118,6 +118,8 @@ class EncodeStage:
     def _finished(self, run: asyncio.Task[Any]) -> None:
         self._finishing.discard(run)
         if not run.cancelled():
+            # Looked at, as asyncio logs what nothing has looked at; requests that wait have their
+            # own.
             run.exception()
 
     async def _join(self, item: _Item) -> bool:
@@ -203,6 +205,7 @@ class EncodeStage:
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
         wanted = EncodeItem.of(item.item, data)
+        # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
         patience = Patience(

@@ -11,8 +11,7 @@ from protocol.errors import TriptychError, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.metrics import Timeline
-from proxy.placement.needs import ModelNames, need_of
-from proxy.placement.planner import Plan, Planner
+from proxy.placement.planner import ModelNames, Plan, Planner, need_of
 from proxy.request_state import Caller
 from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages
@@ -21,16 +20,16 @@ from services.frontend.render import Frontend
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class PipelineModel:
     """What the pipeline knows of a model: its names, and that token ids are below `vocab_size`."""
 
     names: ModelNames = field(default_factory=ModelNames)
     vocab_size: int = ANY_TOKEN
 
     @staticmethod
-    def of(frontend: Frontend, *, alone: bool) -> ServedModel:
+    def of(frontend: Frontend, *, alone: bool) -> PipelineModel:
         """`alone`: as of `ModelNames`."""
-        return ServedModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
+        return PipelineModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Pipeline:
     planner: Planner
     dispatch: Dispatch
     timeout_s: float
-    model: ServedModel = field(default_factory=ServedModel)
+    model: PipelineModel = field(default_factory=PipelineModel)
 
     async def run(
         self,
@@ -50,7 +49,7 @@ class Pipeline:
         media: Mapping[str, bytes],
         caller: Caller | None = None,
         timeline: Timeline | None = None,
-        model: ServedModel | None = None,
+        model: PipelineModel | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request, as they come; `media` are bytes by mm_hash.
 
@@ -84,6 +83,7 @@ class Pipeline:
                             timeline.step(outputs)
                             yield outputs
             timeline.end()
+        # GeneratorExit too: a client that leaves is counted.
         except BaseException as error:
             timeline.cut_short(error)
             raise
@@ -94,13 +94,13 @@ class Pipeline:
         attempt = Attempt(state, wanted, plan, len(state.blamed))
         try:
             try:
-                self.stages.prepare(attempt)
                 async with contextlib.aclosing(self.stages.run(attempt)) as steps:
                     async for outputs in steps:
                         yield state.passed(outputs)
                         if state.complete:
                             return
             finally:
+                # Told before the next attempt is placed, which must find this one's places free.
                 self.planner.over(wanted.request_id, attempt.end())
             raise UpstreamError("the workers ended the request early")
         except TriptychError as error:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.errors import RequestAborted, UpstreamError
-from protocol.types import GenerateRequest, MMItem, RequestOutput
-from proxy.placement.needs import ModelNames
+from protocol.types import GenerateRequest, RequestOutput
+from proxy.placement.planner import ModelNames
 from proxy.request_state import RequestState
 
 ANY_TOKEN = 1 << 31  # more than any vocabulary has
@@ -49,6 +49,7 @@ class Choices:
     def take(self, outputs: Iterable[RequestOutput]) -> None:
         """Count `outputs`, all or none: `UpstreamError` or `RequestAborted` if a worker that does
         what it was asked would not have said so."""
+        # On copies, so that nothing of outputs that cannot be is counted.
         counts, ended = dict(self.counts), set(self.ended)
         for output in outputs:
             index = output.index
@@ -87,16 +88,15 @@ def unscored(wanted: GenerateRequest) -> GenerateRequest:
 
 @dataclass(kw_only=True)
 class TokensRequest(RequestState):
-    """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
-    again. Token ids are below `vocab_size`. `names`: of its model."""
+    """What its client wants, and has had."""
 
-    request: GenerateRequest
-    media: Mapping[str, bytes]
-    vocab_size: int = ANY_TOKEN
-    names: ModelNames = field(default_factory=ModelNames)
-    _emitted: dict[int, list[int]] = field(init=False)
-    _choices: Choices = field(init=False)
-    _counted: set[int] = field(default_factory=set)
+    request: GenerateRequest  # as it was rendered
+    media: Mapping[str, bytes]  # by mm_hash, kept to its end: a picture may be encoded again
+    vocab_size: int = ANY_TOKEN  # token ids are below
+    names: ModelNames = field(default_factory=ModelNames)  # of its model
+    _emitted: dict[int, list[int]] = field(init=False)  # token ids that the client has, by choice
+    _choices: Choices = field(init=False)  # how far each choice has come
+    _counted: set[int] = field(default_factory=set)  # choices whose cached tokens were told
 
     def __post_init__(self) -> None:
         self._choices = self.choices(self.request)
@@ -141,7 +141,3 @@ class TokensRequest(RequestState):
             if output.token_ids:
                 self.progressed()
         return outputs
-
-    def with_bytes(self, wanted: GenerateRequest) -> list[MMItem]:
-        """Items of an attempt whose bytes are at hand."""
-        return [item for item in wanted.mm_items if item.mm_hash in self.media]

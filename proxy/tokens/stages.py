@@ -30,7 +30,7 @@ class TokensStages:
         self.encode_stage = encode_stage
         self._planner = planner
 
-    def prepare(self, attempt: Attempt) -> None:
+    def _name_places(self, attempt: Attempt) -> None:
         """Add the places of embeddings, which prefill asks while they are made."""
         if items := attempt.items:
             wanted = attempt.wanted
@@ -40,6 +40,7 @@ class TokensStages:
 
     def run(self, attempt: Attempt) -> Steps:
         """Outputs that the client has not had. Closing the generator ends every stage."""
+        self._name_places(attempt)
         plan = attempt.plan
         if attempt.wanted.pooling is not None:
             return self._pooled(attempt, plan.prefill or plan.decode)
@@ -52,6 +53,7 @@ class TokensStages:
         steps = self._calls.stream(attempt, worker, attempt.wanted)
         async with contextlib.aclosing(steps):
             async with self._encoding(attempt) as encoding:
+                # With its first output the worker has all embeddings: the encode stage is over.
                 outputs = await unless_failed(anext(steps, []), encoding)
             while outputs:
                 yield outputs
@@ -85,6 +87,7 @@ class TokensStages:
                     async for later in rest:
                         yield later
             finally:
+                # Decode frees prefill's KV by fetching it; where it never will, prefill is told.
                 if held and not (offered and attempt.fetched):
                     self._calls.release(prefill, attempt.wanted.request_id)
 

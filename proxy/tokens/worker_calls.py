@@ -1,11 +1,11 @@
-"""WorkerCalls of one attempt to the workers that prefill and decode."""
+"""Calls of one attempt to the workers that prefill and decode."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -41,13 +41,18 @@ class StageTimes:
 class Attempt:
     """One try of a request by a plan.
 
+    `state`: the request over all its attempts.
+    `plan`: the workers of this one.
+    `items`: its media whose bytes are at hand.
     `wanted`: what is left of the request, with the places of embeddings.
     `blamed`: how many workers had failed the request before.
     `fetched`: decode has said something, so it has done with the KV that prefill held.
     `asked_at`: the engine that decode was told to ask for KV, "" if none.
     `prefill_s`: what the prefill call took.
-    `began`, `first_s`, `elapsed_s`, `tokens`: when the decode call began, seconds to its first
-    token and to its end, and its output tokens.
+    `began`: when the decode call began, of `time.monotonic`.
+    `first_s`: seconds from there to its first token.
+    `elapsed_s`: seconds from there to its last outputs so far.
+    `tokens`: how many it has put out.
     """
 
     state: TokensRequest
@@ -61,11 +66,11 @@ class Attempt:
     first_s: float = 0.0
     elapsed_s: float = 0.0
     tokens: int = 0
+    items: list[MMItem] = field(init=False)
 
-    @property
-    def items(self) -> list[MMItem]:
-        """Those whose bytes are at hand."""
-        return self.state.with_bytes(self.wanted)
+    def __post_init__(self) -> None:
+        media = self.state.media
+        self.items = [item for item in self.wanted.mm_items if item.mm_hash in media]
 
     @property
     def searches_beams(self) -> bool:
@@ -117,8 +122,10 @@ class WorkerCalls:
         with self._dispatch.calling(attempt.state, worker, "prefill"):
             outputs = _outputs_of(await self._whole(attempt, worker, wanted))
             choices = attempt.state.choices(wanted)
+            # A vector comes without tokens.
             choices.most = 0
             choices.take(outputs)
+            # Vectors travel as float32.
             size = 4 * (wanted.pooling.dimensions or 1)
             if not choices.complete or any(len(one.pooled) != size for one in outputs):
                 raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")
@@ -132,7 +139,7 @@ class WorkerCalls:
         patience = self._patience(attempt, worker, self._times.prefill_s)
         headers = traced(_JSON, attempt.state.record)
         data = await self._client.post(worker.url + GENERATE_PATH, body, headers, patience)
-        return _parsed(data, worker, wanted)
+        return _answer_in(data, worker, wanted)
 
     def _prefilled(
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, answer: GenerateAnswer
@@ -168,7 +175,7 @@ class WorkerCalls:
             async with contextlib.AsyncExitStack() as unfinished:
                 unfinished.push_async_callback(events.aclose)
                 async for event in events:
-                    outputs = _outputs_of(_parsed(event, worker, wanted))
+                    outputs = _outputs_of(_answer_in(event, worker, wanted))
                     choices.take(outputs)
                     attempt.decoded(outputs)
                     if choices.complete:
@@ -177,6 +184,7 @@ class WorkerCalls:
                         yield outputs
                 else:
                     raise UpstreamError(f"{worker.url} ended the request early")
+                # The rest of the stream is read by `finish`, so that its connection is kept.
                 unfinished.pop_all()
                 self._client.finish(events)
         yield outputs
@@ -195,7 +203,7 @@ class WorkerCalls:
             await self._client.post(worker.url + ABORT_PATH, body, _JSON, Patience.of(_ABORT_S))
 
 
-def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
+def _answer_in(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
     def invalid(what: str) -> UpstreamError:
         return UpstreamError(f"{worker.url}: the answer is not a valid one: {what}")
 

@@ -1,15 +1,19 @@
-"""What is sent to a worker, and what it answers."""
+"""What is sent to a worker, and what it answers: bytes into status, some header fields, body."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from proxy.upstream.http1 import EVENTS
+import httptools
+
+from proxy.upstream.http1 import EVENTS, KnownHeads
+from services.http.client_bounds import MAX_HEAD
 
 Buffer = bytes | memoryview
 Body = Sequence[Buffer]
+_FRAMING = (b"content-length", b"transfer-encoding")  # each says where the body ends
 
 
 def size_of(body: Body) -> int:
@@ -47,3 +51,74 @@ class AnswerLimits:
     answer_s: float
     stall_s: float
     max_bytes: int
+
+
+class NotHttp(Exception):
+    """A worker has sent something else than an answer; the text goes behind its URL."""
+
+
+class AnswerParser:
+    """Fed until `complete`. `pieces` are of the body, and its user's to take; `size` is of all of
+    it. `framed`: the answer says where it ends; `keep`: its connection serves another request;
+    `is_stream`: it is one of events."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._head_size = 0
+        self.status = self.size = 0
+        self.content_type = self.retry_after = b""
+        self.framed = self.complete = self.keep = self.is_stream = False
+        self.pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Raises `NotHttp`."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise NotHttp("answered with something that is not HTTP") from None
+        if not self.status:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                raise NotHttp("sent headers without an end")
+
+    def let_go(self) -> None:
+        """No more is fed."""
+        # The parser refers to this object: such a cycle would wait for the collector.
+        self._parser = None
+
+    def answer(self, body: bytes) -> Answer:
+        return Answer(self.status, self.content_type, body, self.retry_after)
+
+    def learn(self, data: bytes, heads: KnownHeads[AnswerHead]) -> None:
+        """Have the head of `data` known, if this was a whole and usual answer that came at once."""
+        if self.status == 200 and self.complete and self.framed and not self.is_stream:
+            heads.learn(data, self.size, AnswerHead(self.content_type, self.retry_after, self.keep))
+
+    # What httptools reports.
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            # httptools makes an error of its own of it, which `feed` reports.
+            raise ValueError("bytes after the end of the answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value.lower()
+        elif name in _FRAMING:
+            self.framed = True
+        elif name == b"retry-after":
+            self.retry_after = value
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.is_stream = self.status == 200 and self.content_type.startswith(EVENTS)
+
+    def on_body(self, body: bytes) -> None:
+        self.size += len(body)
+        self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        # A 1xx is not the answer yet: that follows as another message.
+        self.complete = self.status >= 200
+        self.keep = self.framed and self._parser.should_keep_alive()

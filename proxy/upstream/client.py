@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
@@ -19,26 +21,27 @@ from protocol.generate import INSTANCE_HEADER
 from proxy.upstream.failures import (
     NOT_A_WORKER,
     OTHER_INSTANCE,
+    UNREACHABLE,
     WRONG_KEY,
     CallFailed,
     is_no_worker,
 )
 from proxy.upstream.messages import Messages
-from proxy.upstream.patience import Patience, patiently
-from proxy.upstream.raw_answer import RawAnswer, next_piece, read_whole
-from proxy.upstream.reach import reachable
-from proxy.upstream.unhurried import unhurried
+from proxy.upstream.patience import Patience, RawAnswer, next_piece, patiently, read_whole
+from proxy.upstream.time_limits import unhurried
 from services.http.tasks import ended
 
-_MAX_EVENT = 1 << 24
-_MAX_ANSWER = 1 << 28
+_MAX_EVENT = 1 << 24  # bytes; a worker that never ends an event must not fill the memory
+_MAX_ANSWER = 1 << 28  # bytes of an answer that is not streamed
 _DONE = b"[DONE]"
-_LEFTOVER_S = 1.0
+_LEFTOVER_S = 1.0  # for longer, a new connection costs less
 _EVENTS = "text/event-stream"
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Its own timeout would take a busy loop here for a worker that takes no connection."""
+    """Connects within a time that a busy loop does not use up."""
+
+    # aiohttp's own timeout would take a busy loop for a worker that takes no connection.
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         super().__init__(limit=0, keepalive_timeout=30.0, ssl=tls or True)
@@ -69,7 +72,10 @@ class UpstreamClient:
         self._session = aiohttp.ClientSession(
             headers={**given, **key.headers},
             connector=_Connector(connect_timeout_s, tls),
+            # Every call is bounded by `patiently`, connecting by `unhurried`: a timer of aiohttp
+            # would count the time in which this process was busy.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            # What is passed on goes as it came.
             auto_decompress=False,
         )
         self.messages = Messages(connect_timeout_s, authorization, key, tls)
@@ -97,6 +103,7 @@ class UpstreamClient:
     ) -> bytes:
         """The whole answer, within the probe timeout if nothing else is said; raises as `post`."""
         patience = patience or Patience.of(self._probe_timeout)
+        # No call follows a redirect: it would take the fleet key wherever it points.
         call = self._session.get(url, headers=headers, allow_redirects=False)
         return await self._whole(await patiently(call, patience, url), patience)
 
@@ -127,7 +134,7 @@ class UpstreamClient:
             _check_instance(response, patience)
             body = await patiently(read_whole(response, _MAX_ANSWER), patience, str(response.url))
         after = response.headers.get("retry-after", "")
-        check_status(str(response.url), response.status, body, after, called=called)
+        raise_for_status(str(response.url), response.status, body, after, called=called)
         return body
 
     async def stream(
@@ -144,7 +151,7 @@ class UpstreamClient:
             if response.status != 200:
                 body = await patiently(read_whole(response, _MAX_ANSWER), patience, url)
                 after = response.headers.get("retry-after", "")
-                check_status(url, response.status, body, after, called=True)
+                raise_for_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
@@ -167,6 +174,22 @@ class UpstreamClient:
         self.beside(_leftover(events))
 
 
+async def reachable(url: str, timeout_s: float) -> bool:
+    """False if neither a connection nor a refusal comes: a host that is off or cut off. A process
+    that is stopped or busy is reachable, as its kernel takes connections for it."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        connecting = asyncio.open_connection(parts.hostname, port)
+        _, writer = await unhurried(connecting, timeout_s)
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return isinstance(error, socket.gaierror) or error.errno not in UNREACHABLE
+    writer.transport.abort()
+    return True
+
+
 async def _leftover(events: AsyncGenerator[bytes, None]) -> None:
     async with contextlib.aclosing(events):
         with contextlib.suppress(TimeoutError, TriptychError):
@@ -185,6 +208,7 @@ async def _events(
         for event in events:
             data = event.removeprefix(b"data: ")
             if data == _DONE:
+                # The message has to end too, or the connection cannot be kept.
                 await next_piece(response.content, patience, patience.stall_s, url)
                 return
             yield data
@@ -202,7 +226,7 @@ def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> Non
         raise CallFailed(text, OTHER_INSTANCE)
 
 
-def check_status(url: str, status: int, body: bytes, retry_after: str, *, called: bool) -> None:
+def raise_for_status(url: str, status: int, body: bytes, retry_after: str, *, called: bool) -> None:
     """Raise what a worker answered unless it is a success. `called`: a worker has the route."""
     if status == 200:
         return

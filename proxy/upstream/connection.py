@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from proxy.upstream.alarm import Alarm
 from proxy.upstream.answer import AnswerHead, Body
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import KnownHeads
+from proxy.upstream.time_limits import Alarm
 
-_SMALL = 4096
+_SMALL = 4096  # bytes; joining fewer costs less than writing two buffers
 
 
 class User(Protocol):
@@ -105,4 +105,5 @@ class Connection(asyncio.Protocol):
         if not self.closed:
             self.closed = True
             self.alarm.close()
+            # Not `close`: what is still to be sent would keep the connection open.
             self.transport.abort()

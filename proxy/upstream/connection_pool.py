@@ -1,4 +1,4 @@
-"""The way to one worker: its kept connections."""
+"""The way to one worker: its kept connections, and the bytes that go over them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ from proxy.upstream.answer import Answer, AnswerHead, AnswerLimits, Body, size_o
 from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, no_connection, unconnected
-from proxy.upstream.http1 import JSON, request_head
-from proxy.upstream.known_heads import KnownHeads
-from proxy.upstream.traffic import Traffic
-from proxy.upstream.unhurried import unhurried
+from proxy.upstream.http1 import JSON, KnownHeads, request_head
+from proxy.upstream.time_limits import unhurried
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
-_MAX_IDLE = 1024
-_KNOWN_HEADS = 32
-_REFERENCES_OFF_S = 300.0
+_MAX_IDLE = 1024  # connections that are kept to one worker
+_KNOWN_HEADS = 32  # heads of answers that are known of one worker
+_REFERENCES_OFF_S = 300.0  # then it may have been restarted with a version that takes them
+
+
+@dataclass
+class Traffic:
+    """Bodies only. `received`: from clients; `sent`: to workers, again with each further try."""
+
+    # Plain numbers, since two are added to for every call; metrics read them at a scrape.
+    received: int = 0
+    sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,7 @@ class ConnectionPool:
     def _kept(self) -> Connection | None:
         oldest = self._loop.time() - _KEEP_S
         while self._idle:
+            # The one that was used last: the rest may get old, and are closed then.
             connection = self._idle.pop()
             if not connection.closed and connection.idle_since >= oldest:
                 return connection

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxy.upstream.answer import Answer, AnswerLimits, Body
-from proxy.upstream.answer_parser import AnswerParser, NotHttp
+from proxy.upstream.answer import Answer, AnswerLimits, AnswerParser, Body, NotHttp
 from proxy.upstream.connection import Connection
 from proxy.upstream.failures import SILENT, CallFailed
 from proxy.upstream.sse import EventCutter, EventTooLong
 
-_DRAIN_S = 1.0
+_DRAIN_S = 1.0  # for the end of the message, once the end mark has come
 
 
 class Exchange:
@@ -56,6 +55,7 @@ class Exchange:
         """Hand every event after those in the answer to the sink, until the end mark, or until it
         raises `CallFailed`."""
         self._forwarding = True
+        # What has come between the answer and this call.
         if self._early and self._sink is not None:
             self._sink(self._early)
             self._early = b""
@@ -68,6 +68,7 @@ class Exchange:
     def pause(self) -> None:
         """Read no more until `resume`: the client does not keep up."""
         if not self._over and not self._marked:
+            # A client that reads slowly is no silence of the worker.
             self._connection.alarm.stop()
             self._connection.transport.pause_reading()
 
@@ -98,6 +99,7 @@ class Exchange:
 
     def _begin(self, data: bytes) -> None:
         """The first bytes: most answers come whole, under a head that has come before."""
+        # Parsing costs two microseconds, and most answers of a worker differ in length alone.
         heads = self._connection.heads
         known = heads.find(data)
         if known is not None:
@@ -142,6 +144,7 @@ class Exchange:
         self._fail("has gone silent", SILENT)
 
     def late(self) -> None:
+        # The alarm is not set for every event: what has come since is counted here.
         idle = self._loop.time() - self._last
         if not self.ready.done():
             self._fail("did not answer in time", "timeout", status=504)

@@ -7,6 +7,7 @@ and a shortage of this process counts against no worker.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +25,17 @@ from protocol.errors import (
 )
 from protocol.fleet_key import refuses_key
 from proxy.upstream.answer import Answer
-from proxy.upstream.reach import UNREACHABLE
 
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _NOT_IMPLEMENTED = 501  # vLLM, for a field or a task that its model has not
-_LONGEST_WAIT_S = 3600.0
+_LONGEST_WAIT_S = 3600.0  # a Retry-After may be any number
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
 SILENT, UNCONNECTED, OTHER_INSTANCE = "silent", "unconnected", "other_instance"
 _GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED, OTHER_INSTANCE)
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+"""What the system says of a host that it gets no answer from."""
 
 
 class CallFailed(UpstreamError):
@@ -115,6 +117,7 @@ class Failure:
 
 def failure_of(error: TriptychError) -> Failure:
     """What an error says that a call to a worker has ended with."""
+    # The order counts: `ProxyExhausted` is an `Unavailable`, `CallFailed` an `UpstreamError`.
     match error:
         case ProxyExhausted():
             return Failure(error.code, True, False, sent=False, elsewhere=False)

@@ -10,17 +10,18 @@ from protocol.errors import DeadlineExceeded
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.generate import MSGPACK
 from proxy.upstream.answer import Answer, AnswerLimits
-from proxy.upstream.connection_pool import ConnectionPool
+from proxy.upstream.connection_pool import ConnectionPool, Traffic
 from proxy.upstream.failures import CallFailed
-from proxy.upstream.traffic import Traffic
 
 _MAX_ANSWER = 1 << 28
 _FIELDS = f"accept: {MSGPACK}\r\n".encode()
 
 
 class Messages:
-    """One pool of connections for each server. A request asks its master before anything else, and
-    through aiohttp that takes longer than the request's other calls together."""
+    """One pool of connections for each server."""
+
+    # A request asks its master before anything else, and through aiohttp that takes longer than the
+    # request's other calls together.
 
     def __init__(
         self,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.fleet.worker import Instance
-from proxy.upstream.connection_pool import ConnectionPool
-from proxy.upstream.traffic import Traffic
+from proxy.upstream.connection_pool import ConnectionPool, Traffic
 
 
 class ConnectionPools:

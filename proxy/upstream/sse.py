@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-MAX_EVENT = 1 << 24
+MAX_EVENT = 1 << 24  # bytes
 END_MARK = b"[DONE]"
 _BETWEEN = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+# The standard leaves the space out at will, and takes three kinds of line ends.
 _END_MARKS = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n")
 
 
@@ -51,6 +52,7 @@ def events_of(data: bytes) -> list[bytes]:
     """Whole events one by one, each with its end."""
     if b"\r" in data:
         return [event for event in _BETWEEN.split(data) if event]
+    # Most pieces are one event: they are not cut, and not put together again.
     if data.find(b"\n\n") == len(data) - 2:
         return [data]
     return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]

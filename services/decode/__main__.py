@@ -2,7 +2,7 @@
 
 import sys
 
-from services.decode.role import role
 from services.worker.main import main
+from services.worker.roles import DECODE
 
-sys.exit(main(role()))
+sys.exit(main(DECODE))

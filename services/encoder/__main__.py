@@ -2,7 +2,7 @@
 
 import sys
 
-from services.encoder.role import role
 from services.worker.main import main
+from services.worker.roles import ENCODE
 
-sys.exit(main(role()))
+sys.exit(main(ENCODE))

@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from connectors.owners import create_locked, locked
-from connectors.private_folder import make_private
+from connectors.owners import create_locked, locked, make_private
 
 _RECENT_S = 0.02  # what computed until so long ago is about to go on
 _LOOK_S = 1.0  # from one look for other engines to the next

@@ -7,44 +7,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from blake3 import blake3
 from torch import nn
 
 from connectors.base import Changed, ECConnector
 from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
-from protocol.keys import canonical_json
 from protocol.refs import KVLayout
-from services.engine.attention.cpu_softmax import compile_ahead
-from services.engine.attention.kv_cache import (
-    DTYPES,
-    KVCache,
-    block_bytes,
-    block_elements,
-    pool_dtype,
-)
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements, pool_dtype
 from services.engine.config import EngineConfig
 from services.engine.drafting.drafters import draft_language_model, drafter_of
-from services.engine.hardware import kv_codes_of, num_blocks_of
+from services.engine.kv_memory import kv_compatibility, pool_size, profiled, tier_stores
+from services.engine.loaded_model import ModelAdmission, language_model_of, prepared, runner_of
 from services.engine.model.adapters import Adapters
-from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on
-from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes
-from services.engine.model.fused_layers import ops_for
+from services.engine.model.decode_graphs import capture_on
 from services.engine.model.language import LanguageModel
-from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
-from services.engine.model.runner import Runner
+from services.engine.model.memory_profile import encode_peak
 from services.engine.model.sliced_vision import SlicedVision
-from services.engine.model.text_encoder import EncoderRunner, TextEncoder, encoder_config
+from services.engine.model.text_encoder import TextEncoder, encoder_config
 from services.engine.model.vision import VisionModel
-from services.engine.model.vouching import check_positions
-from services.engine.model.warm_up import warm_up
+from services.engine.pulse import StepSizes
 from services.engine.sampling.grammar import Grammars
-from services.engine.sampling.pooler import VectorPooler
-from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -54,9 +38,7 @@ from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Clock, Drafter, Meter
-from services.engine.step_sizes import StepSizes
-from services.engine.tier_stores import tier_stores
+from services.engine.scheduling.seams import Clock, Meter
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 from services.frontend.clips.readers import ClipReaders
@@ -67,14 +49,14 @@ from services.membership.events import CacheLog
 class Surroundings:
     """What both parts of an engine share."""
 
-    config: EngineConfig
-    connectors: Connectors
-    ec: ECConnector
-    meter: Meter
-    sizes: StepSizes
-    log: CacheLog | None
-    clock: Clock
-    delay: DecodeDelay
+    config: EngineConfig  # with devices and dtypes resolved
+    connectors: Connectors  # of the transports that are configured
+    ec: ECConnector  # embeddings of all engines
+    meter: Meter  # learns how fast steps are
+    sizes: StepSizes  # the largest steps so far
+    log: CacheLog | None  # what caches gain and lose, None where no master listens
+    clock: Clock  # seconds
+    delay: DecodeDelay  # how long prompts and pictures may hold up decodes
     computing: Callable[[], AbstractContextManager[None]]  # entered while a model computes
     watch: Callable[[nn.Module], None]  # is given each model
 
@@ -83,8 +65,8 @@ class Surroundings:
 class LanguagePart:
     """Generates tokens. Close `core`, then `grammars`, then `kv`."""
 
-    core: GenerateCore
-    kv: KVConnector
+    core: GenerateCore  # schedules and runs requests
+    kv: KVConnector  # hands KV over to other engines
     grammars: Grammars  # compiles what outputs are held to, in threads
     layout: KVLayout  # of one KV block
     max_model_len: int  # tokens of a prompt and its output that the pool has room for
@@ -108,15 +90,15 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     if shared.config.pooler is not None and shared.config.pooler.encoder:
         shared = replace(shared, config=encoder_config(shared.config))
     config = shared.config
-    model, draft = _language_model(config), draft_language_model(config)
+    model, draft = language_model_of(config), draft_language_model(config)
     shared.watch(model.module)
     layout = model.kv_layout(config.block_size)
     # What is pooled never decodes.
     eager = config.enforce_eager or config.pooler is not None
     capture = capture_on(config.device, enforce_eager=eager)
-    num_blocks, max_model_len = _pool_size(config, model, draft, capture, activations)
+    num_blocks, max_model_len = pool_size(config, model, draft, capture, activations)
     with contextlib.ExitStack() as opened:
-        compatibility = _compatibility(config, layout)
+        compatibility = kv_compatibility(config, layout)
         kv = shared.connectors.make_kv(compatibility, config.device)
         opened.callback(kv.close)
         # The block after those that requests get is for rows that pad a captured step, and for the
@@ -124,7 +106,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         spare = config.device != "cpu" or capture is not None
         pool = kv.allocate(num_blocks + spare, block_elements(layout), pool_dtype(layout))
         cache = KVCache(layout, pool)
-        graphs = _prepared(model, cache, capture, num_blocks, config.max_num_seqs, max_model_len)
+        graphs = prepared(model, cache, capture, num_blocks, config.max_num_seqs, max_model_len)
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
@@ -141,7 +123,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
-            _runner(config, model, cache, embeddings, graphs, drafter),
+            runner_of(config, model, cache, embeddings, graphs, drafter),
             _fetches(config, kv, scheduler, vocabulary),
             shared.meter,
             shared.clock,
@@ -172,93 +154,6 @@ def _fetches(
     return KVFetches(kv, scheduler, vocabulary=vocabulary, fail_on_error=fails)
 
 
-def _runner(
-    config: EngineConfig,
-    model: LanguageModel | TextEncoder,
-    cache: KVCache,
-    embeddings: EmbeddingCache,
-    graphs: DecodeGraphs | None,
-    drafter: Drafter | None,
-) -> Runner | EncoderRunner:
-    pooler = VectorPooler(config.pooler) if config.pooler is not None else None
-    if isinstance(model, TextEncoder):
-        assert pooler is not None
-        return EncoderRunner(model, pooler)
-    sampler = pooler or Sampler(config.eos_token_ids)
-    return Runner(model, cache, embeddings, sampler, graphs, drafter)
-
-
-def _language_model(config: EngineConfig) -> LanguageModel | TextEncoder:
-    dtype = DTYPES[config.dtype]
-    if config.pooler is not None and config.pooler.encoder:
-        return TextEncoder(Path(config.model_dir), dtype, config.device, config.pooler)
-    return LanguageModel(
-        Path(config.model_dir),
-        dtype,
-        config.device,
-        config.weight_layout,
-        fused=ops_for(config.device, dtype) if config.fused_kernels else None,
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        quantization=config.quantization,
-        kv_codes=kv_codes_of(config),
-        pooler=config.pooler,
-    )
-
-
-def _pool_size(
-    config: EngineConfig,
-    model: LanguageModel | TextEncoder,
-    draft: LanguageModel | None,
-    capture: Capture | None,
-    activations: int,
-) -> tuple[int, int]:
-    """Blocks of the KV pool, and tokens of the longest request that it has room for."""
-    activations += _step_bytes(config, model, capture)
-    activations += model.adapters.most_bytes if model.adapters is not None else 0
-    layouts = [one.kv_layout(config.block_size) for one in (model, draft) if one is not None]
-    num_blocks = num_blocks_of(config, sum(map(block_bytes, layouts)), activations)
-    max_model_len = min(config.max_model_len, num_blocks * config.block_size)
-    check_positions(model.module, model.config.model_type, max_model_len)
-    return num_blocks, max_model_len
-
-
-def _step_bytes(
-    config: EngineConfig, model: LanguageModel | TextEncoder, capture: Capture | None
-) -> int:
-    """What the largest steps take beside the weights, 0 where it is not measured."""
-    memory = _profiled(config)
-    if memory is None or isinstance(model, TextEncoder):
-        return 0
-    size, requests = config.block_size, config.max_num_seqs
-    taken = step_peak(model, memory, size, config.max_num_batched_tokens, requests)
-    if capture is not None:
-        # Recordings keep memory of their own, as much as the largest of them takes.
-        rows = bucket_sizes(requests)[-1]
-        taken += step_peak(model, memory, size, rows, rows)
-    return taken
-
-
-def _prepared(
-    model: LanguageModel | TextEncoder,
-    cache: KVCache,
-    capture: Capture | None,
-    reserved: int,
-    most: int,
-    longest: int,
-) -> DecodeGraphs | None:
-    """Compile kernels, and record decode steps of up to `most` rows, in block `reserved`."""
-    if isinstance(model, TextEncoder):
-        return None
-    if model.device != "cpu":
-        warm_up(model, cache, reserved, longest)
-    else:
-        compile_ahead(model.dtype)
-    if capture is None:
-        return None
-    return DecodeGraphs.recorded(model, cache, capture, reserved, most, longest)
-
-
 def _scheduler(
     shared: Surroundings,
     num_blocks: int,
@@ -287,12 +182,6 @@ def _scheduler(
     return Scheduler(blocks, embeddings, limits, log=shared.log)
 
 
-def _profiled(config: EngineConfig) -> Memory | None:
-    """What measures steps where the size of the pool depends on it."""
-    given = config.num_blocks or config.kv_cache_bytes or "language" not in config.parts
-    return None if given else memory_of(config.device)
-
-
 def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
     """The vision model and the queue of pictures before it. `wake` is called from the threads that
     prepare pictures."""
@@ -307,7 +196,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
     )
     shared.watch(vision.module)
     patches = config.max_encoder_patches
-    memory = _profiled(config)
+    memory = profiled(config)
     activations = 0
     if memory is not None:
         activations = encode_peak(vision, memory, patches, config.max_media_pixels)
@@ -324,14 +213,3 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         shared.sizes,
     )
     return VisionPart(queue, vision.parameter_bytes, activations)
-
-
-def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
-    """What two engines must share for the KV of one to mean anything to the other."""
-    form: dict[str, Any] = msgspec.to_builtins(layout)
-    if config.quantization:
-        form["quantization"] = config.quantization
-    if layout.dtype != config.dtype:  # codes: of what a model of this type has computed
-        form["computed"] = config.dtype
-    digest = blake3(canonical_json(form)).hexdigest()[:16]
-    return f"{config.model}@{config.revision[:12]}:{digest}"

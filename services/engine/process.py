@@ -24,8 +24,8 @@ from protocol.errors import ConfigError, TriptychError, error_info
 from protocol.logs import configure_logging, set_log_level
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
-from services.engine.compile_cache import ensure_writable
 from services.engine.engine import Engine
+from services.engine.environment import ensure_writable
 from services.engine.profiling import Profiler
 from services.engine.pulse import Pulse, StepClock
 

@@ -15,13 +15,7 @@ from protocol.histogram import Histogram
 from protocol.kv_events import short_key
 from protocol.registry import Load, Rates
 from protocol.types import RequestOutput
-from services.engine.messages import (
-    AdapterTable,
-    ChangeAdapters,
-    LoadAdapter,
-    Query,
-    Statistics,
-)
+from services.engine.messages import AdapterTable, ChangeAdapters, LoadAdapter, Query, Statistics
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
@@ -77,7 +71,7 @@ def answer(engine: Reporting, query: Query) -> Statistics:
     )
 
 
-class Adapters(Protocol):
+class LoadableAdapters(Protocol):
     """The LoRA adapters of an engine's model."""
 
     @property
@@ -88,7 +82,7 @@ class Adapters(Protocol):
     def unload(self, name: str) -> None: ...
 
 
-def adapters_after(adapters: Adapters | None, wanted: ChangeAdapters) -> AdapterTable:
+def adapters_after(adapters: LoadableAdapters | None, wanted: ChangeAdapters) -> AdapterTable:
     """Load or unload a LoRA adapter; None where the engine takes none."""
     try:
         if adapters is None:

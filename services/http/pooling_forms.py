@@ -31,9 +31,7 @@ from protocol.pooling_answers import (
     ScoreList,
     Vector,
 )
-from protocol.pooling_requests import (
-    RerankRequest,
-)
+from protocol.pooling_requests import RerankRequest
 from services.http.openai import JSON
 
 _INLINE_BYTES = 1 << 16  # of vectors, whose JSON takes a few milliseconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import sys
@@ -24,8 +25,19 @@ from services.http.records import Recorded, make_tracer
 from services.http.server import bind, serve
 from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
-from services.master.collector import calm
 from services.master.config import MasterConfig
+
+_YOUNG = 20_000
+_OLDER = 50
+
+
+def calm() -> None:
+    """What is loaded stays, so no collection need look at it again; young objects die by
+    reference count, so they are looked at rarely: a placement never waits for a long collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
+
 
 logger = logging.getLogger("master")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -21,6 +21,7 @@ from protocol.options import (
 from protocol.server_options import TlsOptions, TraceOptions
 from services.master.policy_options import (
     ElasticOptions,
+    EstimateOptions,
     PolicyOptions,
     TrackingOptions,
     weight,
@@ -29,7 +30,13 @@ from services.master.policy_options import (
 
 @dataclass(frozen=True)
 class MasterConfig(
-    PolicyOptions, TrackingOptions, ElasticOptions, FleetOptions, TlsOptions, TraceOptions
+    EstimateOptions,
+    PolicyOptions,
+    TrackingOptions,
+    ElasticOptions,
+    FleetOptions,
+    TlsOptions,
+    TraceOptions,
 ):
     """Resolved once at start."""
 
@@ -45,52 +52,6 @@ class MasterConfig(
         "Silence after which a registered worker is removed from the fleet.",
         minimum=0.1,
         section="Fleet",
-    )
-    expected_tokens: int = count(
-        256,
-        "Output tokens expected of a request that may make more.",
-        "tokens",
-        minimum=0,
-        section="Estimates",
-    )
-    decode_prefill_tokens: int = count(
-        1024,
-        "cost: prompt tokens beyond its cached ones that a decode worker may compute itself.",
-        "tokens",
-        minimum=0,
-    )
-    encode_ms_per_token: float = milliseconds(
-        0.5, "Time per token of an encode worker that has not measured itself."
-    )
-    prefill_ms_per_token: float = milliseconds(
-        0.2, "Time per token of a prefill worker that has not measured itself."
-    )
-    decode_ms_per_step: float = milliseconds(
-        20.0, "Time per step of a decode worker that has not measured itself."
-    )
-    transfer_bytes_per_ms: float = option(
-        1e6,
-        "Transfer rate between workers that have not measured it.",
-        "bytes per millisecond",
-        minimum=1e-3,
-        maximum=1e15,
-    )
-    settle: float = seconds(
-        0.2,
-        "Time after which a placed request is expected in its worker's own load report.",
-        minimum=0,
-    )
-    request_ttl: float = seconds(
-        600.0,
-        "Time after which the master forgets a placed request whose end no proxy has reported.",
-    )
-    predict_ttl: float = seconds(
-        120.0,
-        "How long a cache that publishes no events is assumed to keep a block.",
-        flags=("--router-ttl-secs", "--router-ttl"),
-    )
-    predict_blocks: int = count(
-        65536, "Blocks that a cache without events is assumed to keep.", "blocks", minimum=0
     )
     max_index_entries: int = count(
         64_000_000,

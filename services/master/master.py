@@ -8,14 +8,9 @@ clock.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from protocol.errors import (
-    TriptychError,
-    Unavailable,
-)
+from protocol.errors import TriptychError, Unavailable
 from protocol.kv_events import EventBatch
 from protocol.placement import Finished, Placement, ScheduleRequest
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, StageRole
@@ -23,7 +18,6 @@ from services.admission.tenant_shares import TenantShares
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 from services.master.fleet.role_mover import RoleMover
 from services.master.fleet.wanted_workers import WantedWorkers
@@ -31,55 +25,9 @@ from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
-from services.master.placement.refusals import AllBusy, TooLate
-from services.master.placement.reservation import Reservation
-from services.master.placement.tickets import PlacementTicket
-from services.master.placement.validation import check_request
-from services.master.placement.waiting import WaitingRequests
-
-
-@dataclass
-class Totals:
-    """Counts since the start.
-
-    `placed`: requests, each time they were.
-    `hit_tokens`, `prompt_tokens`: of these requests, cached where they were placed, and all.
-    `given_up`: requests whose end was not reported.
-    `lapsed`: workers whose lease has.
-    `items`: pictures, by where their embeddings come from.
-    `refused`: requests, by error code.
-    """
-
-    placed: int = 0
-    hit_tokens: int = 0
-    prompt_tokens: int = 0
-    given_up: int = 0
-    lapsed: int = 0
-    items: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-class MasterListener(FleetListener):
-    """Of requests too. Does nothing; a subclass overrides what it wants to be told of."""
-
-    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
-        """A request is placed, and holds so much."""
-
-    def over(self, report: Finished) -> None:
-        """A stage of a request has ended."""
-
-    def leads(self) -> bool:
-        """Whether this master, of those that share the fleet, decides which worker serves which
-        role."""
-        return True
-
-    def moved(self, info: InstanceInfo, now_ms: float) -> None:
-        """A worker is to serve another role, by a decision made here."""
-
-    def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
-        """A report of a request that was not placed here; the workers that have done their part in
-        it."""
-        return []
+from services.master.placement.refusals import AllBusy, TooLate, check_request
+from services.master.placement.reservation import MasterListener, Totals
+from services.master.placement.waiting import PlacementTicket, WaitingRequests
 
 
 class Master:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from protocol.options import (
     drain_delay_option,
     log_format_option,
     log_level_option,
-    milliseconds,
     option,
     port_option,
     seconds,
@@ -24,14 +22,14 @@ from protocol.server_options import ClientKeyOptions
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
 from services.mock.settings import EngineSettings, WorkerRole
-from services.mock.timing import Timing
+from services.mock.timing import TimingOptions
 from services.mock.tokens import Vocabulary
 
 ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion", "any")
 
 
 @dataclass(frozen=True)
-class MockConfig(FleetOptions, ClientKeyOptions):
+class MockConfig(TimingOptions, FleetOptions, ClientKeyOptions):
     """Resolved once at start."""
 
     role: str = option(
@@ -148,42 +146,12 @@ class MockConfig(FleetOptions, ClientKeyOptions):
         128, "Output of an OpenAI request that sets no max_tokens.", "tokens"
     )
     max_body_bytes: int = size(256 << 20, "Largest body of a request.", section="Workers")
-    encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.", section="Timing")
-    encode_patch_ms: float = milliseconds(0.02, "Time of a run's patch, added to its base.")
-    encode_token_ms: float = milliseconds(0.0, "Time of an item's token, added to the run's base.")
-    prefill_base_ms: float = milliseconds(5.0, "Time of a step that computes prompt tokens.")
-    prefill_token_ms: float = milliseconds(0.1, "Time of a computed prompt token, added to it.")
-    prefill_cached_ms: float = milliseconds(0.001, "Time of a reused prompt token, added to it.")
-    decode_base_ms: float = milliseconds(10.0, "Time of a step that decodes.")
-    decode_request_ms: float = milliseconds(0.1, "Time of a choice in the step, added to it.")
-    decode_context_ms: float = milliseconds(
-        0.0002, "Time of a token of the choices' contexts, added to the step."
-    )
-    kv_block_ms: float = milliseconds(0.05, "Time to copy a KV block from another worker.")
-    kv_host_block_ms: float = milliseconds(
-        0.05, "Time to copy a KV block to or from host memory below the KV cache."
-    )
-    kv_disk_block_ms: float = milliseconds(0.5, "Time to write a KV block to disk, or to read it.")
-    ec_token_ms: float = milliseconds(0.002, "Time to copy the embedding of one token.")
-    speed: float = option(
-        1.0,
-        "Every duration is divided by it; inf for no time at all.",
-        "factor",
-        above=0,
-        maximum=math.inf,
-    )
-    jitter: float = option(
-        0.0, "Share by which durations vary at random.", "share", minimum=0, below=1
-    )
-    seed: int = option(
-        0,
-        "Seed of the random choices of --jitter and --faults.",
-        "number",
-        minimum=-(1 << 63),
-        maximum=(1 << 63) - 1,
+    faults: str = option(
+        "",
+        "Rules of faults, as the JSON that POST /faults takes.",
+        "JSON",
         section="Faults and events",
     )
-    faults: str = option("", "Rules of faults, as the JSON that POST /faults takes.", "JSON")
     kv_events: str = option(
         "auto",
         "Whether cache events are published: on, off, auto (if --master-url is given).",
@@ -228,17 +196,6 @@ class MockConfig(FleetOptions, ClientKeyOptions):
     @property
     def publishes(self) -> bool:
         return self.kv_events == "on" or (self.kv_events == "auto" and bool(self.master_url))
-
-    def timing(self) -> Timing:
-        """`ConfigError` if a duration is negative or the speed is not positive."""
-        names = [name for name in Timing.__dataclass_fields__ if name != "speed"]
-        values = {name: float(getattr(self, name)) for name in names}
-        wrong = [name for name, value in values.items() if not value >= 0.0]
-        if wrong:
-            raise ConfigError(f"{wrong[0]}: {values[wrong[0]]} is negative")
-        if not self.speed > 0.0:
-            raise ConfigError(f"speed: {self.speed} is not positive")
-        return Timing(**values, speed=self.speed)
 
     def _tier_blocks(self, gib: float) -> int:
         return int(gib * 2**30) // max(1, self.kv_bytes_per_token * self.block_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -11,51 +11,15 @@ from typing import Any
 from protocol.errors import RequestAborted, TriptychError, error_info, from_info
 from protocol.refs import KVRef
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
-from services.mock.engine import Engine, Step
+from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV, Step
+from services.mock.engine import Engine
 from services.mock.kv_offers import OfferBody
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
+from services.mock.waiting import Observe, Sink, Waiters
 
-Observe = Callable[[list[RequestOutput]], None]
 _STEPS_AT_ONCE = 64
 _TICK_S = 0.001  # the resolution of the loop's timers
-
-
-class _Sink:
-    """Outputs of one request; `observe` sees those of each step. With `whole` its reader is woken
-    only when all choices have ended."""
-
-    def __init__(self, choices: set[int], observe: Observe, *, whole: bool) -> None:
-        self.left = choices
-        self.observe = observe
-        self.outputs: list[RequestOutput] = []
-        self.waiter: asyncio.Future[None] | None = None
-        self._whole = whole
-
-    def put(self, outputs: list[RequestOutput]) -> None:
-        self.outputs += outputs
-        self.left -= {output.index for output in outputs if output.finish_reason is not None}
-        if outputs[-1].error is not None:
-            self.left.clear()
-        else:
-            self.observe(outputs)
-        if (
-            self.waiter is not None
-            and not self.waiter.done()
-            and (not self._whole or not self.left)
-        ):
-            self.waiter.set_result(None)
-
-    async def take(self) -> list[RequestOutput]:
-        """What has come since the last time; raises the request's error."""
-        if not self.outputs or (self._whole and self.left):
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        outputs, self.outputs = self.outputs, []
-        if outputs[-1].error is not None:
-            raise from_info(outputs[-1].error)
-        return outputs
 
 
 class Driver:
@@ -65,10 +29,10 @@ class Driver:
         self.engine = engine
         self._peers = peers
         self._publisher = publisher
-        self._sinks: dict[str, _Sink] = {}
+        self._sinks: dict[str, Sink] = {}
         self._encoding: dict[str, asyncio.Queue[EncodeOutput]] = {}
-        self._offered: dict[str, list[asyncio.Future[None]]] = {}
-        self._stored: dict[str, list[asyncio.Future[None]]] = {}
+        self._offered = Waiters()  # for KV, by request
+        self._stored = Waiters()  # for embeddings, by mm_hash
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._timer: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
@@ -87,7 +51,7 @@ class Driver:
         error of the engine is raised.
         """
         choices = set(request.emitted) or set(range(request.sampling.n))
-        sink = _Sink(choices, observe, whole=whole)
+        sink = Sink(choices, observe, whole=whole)
         self.engine.add(request, local)
         self._sinks[request.request_id] = sink
         self.wake()
@@ -140,7 +104,7 @@ class Driver:
         found = self.engine.offers.find(request_id)
         if found is not None or wait_s <= 0:
             return found
-        settled = await self._wait(self._offered, request_id, wait_s)
+        settled = await self._offered.wait(request_id, wait_s)
         found = self.engine.offers.find(request_id)
         if found is None and settled:
             return "the request has ended and nothing is held for it"
@@ -150,22 +114,9 @@ class Driver:
         """Rows of an embedding in the store, waiting until it is there."""
         found = self.engine.ec.rows_of(mm_hash)
         if found is None and wait_s > 0:
-            await self._wait(self._stored, mm_hash, wait_s)
+            await self._stored.wait(mm_hash, wait_s)
             found = self.engine.ec.rows_of(mm_hash)
         return found
-
-    async def _wait(
-        self, waiters: dict[str, list[asyncio.Future[None]]], name: str, seconds: float
-    ) -> bool:
-        future = self._loop.create_future()
-        waiters.setdefault(name, []).append(future)
-        try:
-            done, _ = await asyncio.wait((future,), timeout=seconds)
-            return bool(done)
-        finally:
-            waiters[name].remove(future)
-            if not waiters[name]:
-                del waiters[name]
 
     def wake(self) -> None:
         """Run the engine soon: something has changed."""
@@ -192,12 +143,12 @@ class Driver:
             if sink is not None:
                 sink.put(list(outputs))
         for item in step.encoded:
-            _release(self._stored.get(item.mm_hash))
+            self._stored.release(item.mm_hash)
             queue = self._encoding.get(item.request_id)
             if queue is not None:
                 queue.put_nowait(item)
         for request_id in step.settled:
-            _release(self._offered.get(request_id))
+            self._offered.release(request_id)
         for action in step.actions:
             self._act(action)
         if self._publisher is not None:
@@ -251,9 +202,3 @@ class Driver:
             self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
-
-
-def _release(waiters: list[asyncio.Future[None]] | None) -> None:
-    for future in waiters or ():
-        if not future.done():
-            future.set_result(None)

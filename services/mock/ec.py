@@ -11,15 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from connectors.base import (
-    EC_TENSOR,
-    Changed,
-    ECConnector,
-    ECLoad,
-    Entry,
-    Tensors,
-    nobody_listens,
-)
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, nobody_listens
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError
 from protocol.types import MMItem
@@ -28,8 +20,7 @@ from services.engine.scheduling.seams import Clock
 from services.mock.actions import Action, AskEmbedding
 from services.mock.batches import patches_of
 from services.mock.settings import EngineSettings
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
+from services.mock.timing import Noise, Timers, Timing
 
 
 def rows(count: int) -> Tensors:

@@ -6,13 +6,10 @@ No sockets, no asyncio: an event loop drives one worker, a simulator thousands.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 from connectors.base import Changed, nobody_listens
 from connectors.meter import TransferStats
-from connectors.tiers.base import TierName
 from protocol.errors import InvalidRequest
-from protocol.kv_events import CacheEvent
 from protocol.refs import has_remote_prefill
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.reports import counters_of, gauges_of
@@ -27,43 +24,15 @@ from services.engine.scheduling.seams import Admission, Clock
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 from services.membership.events import CacheLog
-from services.mock.actions import Action
+from services.mock.actions import Action, Step
 from services.mock.ec import CountedEC, RowForm
-from services.mock.kv import CountedKV
+from services.mock.kv import CountedKV, timed_stores
 from services.mock.kv_loads import CountedLoads
 from services.mock.kv_offers import CountedOffers
-from services.mock.runner import (
-    AtOnce,
-    KnownRates,
-    TimedAdmission,
-    TimedRunner,
-    TimedVision,
-    Words,
-)
+from services.mock.runner import AtOnce, KnownRates, TimedAdmission, TimedRunner, TimedVision, Words
 from services.mock.settings import EngineSettings
-from services.mock.tiers import TimedStore
 from services.mock.timed_steps import TimedEncoding, TimedGeneration, Worked
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
-
-
-@dataclass
-class Step:
-    """What happened by now, and what the driver is to do for it."""
-
-    outputs: list[RequestOutput] = field(default_factory=list)  # tokens and ends of choices
-    encoded: list[EncodeOutput] = field(default_factory=list)  # answers about pictures
-    # questions to other workers, for the driver to ask
-    actions: list[Action] = field(default_factory=list)
-    # requests whose KV need not be waited for any more
-    settled: list[str] = field(default_factory=list)
-    kv_events: list[CacheEvent] = field(default_factory=list)  # changes of the prefix cache
-    # changes of the embeddings that others may fetch
-    ec_events: list[CacheEvent] = field(default_factory=list)
-    # from when to when something was computed that has ended by now
-    worked: list[tuple[float, float]] = field(default_factory=list)
-    # when there is more, None: not before something is added or answered
-    next_time: float | None = None
+from services.mock.timing import Noise, Timers, Timing
 
 
 class Engine:
@@ -150,14 +119,7 @@ class Engine:
         )  # fmt: skip
 
     def _tiers(self, scheduler: Scheduler) -> KVTiers:
-        sizes: dict[TierName, int] = {
-            "host": self.settings.host_blocks, "disk": self.settings.disk_blocks
-        }  # fmt: skip
-        stores = [
-            TimedStore(name, blocks, self.timing.tier_s(name), self.clock, self.timers)
-            for name, blocks in sizes.items()
-            if blocks
-        ]
+        stores = timed_stores(self.settings, self.timing, self.clock, self.timers)
         return KVTiers(scheduler, stores, self._idle, self.meter, self.clock, self._log)
 
     @property

@@ -44,19 +44,18 @@ class Fault(msgspec.Struct, omit_defaults=True):
     no_done       a stream that ends without its end mark
     wrong_handle  `kv_transfer_params` and `ec_transfer_params` of another request
     wrong_count   one token more than there is, in every choice
-
-    `after_tokens`: not before so many tokens of a stream are sent; for an answer that is not
-    streamed, after it was computed. `count` None means every time.
     """
 
-    kind: FaultKind
-    count: Annotated[int, Meta(ge=1)] | None = None
-    probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    kind: FaultKind  # what goes wrong
+    count: Annotated[int, Meta(ge=1)] | None = None  # how often, None for every time
+    probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # of each request that the rule fits
+    # Not before so many tokens of a stream are sent; for an answer that is not streamed, after it
+    # was computed.
     after_tokens: Annotated[int, Meta(ge=0)] = 0
-    status: Annotated[int, Meta(ge=400, le=599)] = 500
-    factor: Annotated[float, Meta(gt=0.0)] = 10.0
-    duration_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    paths: list[str] = []
+    status: Annotated[int, Meta(ge=400, le=599)] = 500  # of an error
+    factor: Annotated[float, Meta(gt=0.0)] = 10.0  # of a slow worker
+    duration_s: Annotated[float, Meta(ge=0.0)] = 0.0  # of what refuse and slow do
+    paths: list[str] = []  # beginnings of paths, none for all inference routes
 
     @property
     def standing(self) -> bool:

@@ -23,19 +23,17 @@ from protocol.errors import (
 from protocol.refs import wants_remote_decode
 from protocol.registry import InstanceInfo, InstanceRole, StageRole
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.reports import awaited_of, histograms_of, load_of, success
+from services.engine.reports import awaited_of, load_of, success
 from services.http.lame_duck import LameDuck
 from services.membership.tasks import TaskLog
 from services.mock.config import MockConfig
 from services.mock.driver import Driver
 from services.mock.engine import Engine
 from services.mock.faults import Fault, Faults, parse_faults
-from services.mock.histograms import histogram_lines
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 from services.mock.settings import STAGES, EngineSettings
 from services.mock.timing import Noise
-from services.mock.vllm_metrics import vllm_lines
 
 _RETRY_AFTER_S = 1.0
 _ANSWERED_S = 0.01  # until the answer to the request for a fault is on its way
@@ -244,25 +242,3 @@ class Instance:
         if self._calm is not None:
             self._calm.cancel()
             self._calm = None
-
-    def metrics(self) -> bytes:
-        """Prometheus text format, under the real workers' names."""
-        shared = f'model="{self.config.name}",role="{self.settings.role}"'
-        lines = list(histogram_lines(shared, histograms_of(self.engine)))
-
-        def add(kind: str, name: str, value: float, labels: str = "") -> None:
-            label = f"{{{shared}{labels}}}"
-            lines.append(f"# TYPE triptych:{name} {kind}\ntriptych:{name}{label} {value}\n")
-
-        for name, value in self.engine.gauges().items():
-            add("gauge", name, value)
-        add("gauge", "num_requests_in_flight", self.in_flight)
-        for name, value in self.engine.counters().items():
-            add("counter", f"{name}_total", value)
-        for reason, count in sorted(self.finished.items()):
-            add("counter", "request_success_total", count, f',finished_reason="{reason}"')
-        for code, count in sorted(self.errors.items()):
-            add("counter", "request_errors_total", count, f',code="{code}"')
-        if self.config.dialect == "openai":
-            lines += vllm_lines(self.engine)
-        return "".join(lines).encode()

@@ -10,8 +10,7 @@ from protocol.refs import KVRef
 from services.engine.scheduling.seams import Clock
 from services.mock.actions import Action, AskKV, ConfirmKV, KeepKV, ReleaseKV
 from services.mock.kv_offers import OfferBody
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
+from services.mock.timing import Noise, Timers, Timing
 
 
 class _Load(KVLoad):

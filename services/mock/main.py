@@ -24,16 +24,10 @@ from services.http.lame_duck import LameDuck
 from services.http.open_files import Room, raise_limit
 from services.http.server import announce, bind
 from services.membership.registration import Changes
-from services.mock import openai_api, rtp_api, status_api, tokens_api
+from services.mock import openai_api, status_api, tokens_api
 from services.mock.config import MockConfig
 from services.mock.instance import Instance
-from services.mock.peers import (
-    ASK_PATH,
-    CONFIRM_PATH,
-    EMBEDDINGS_PATH,
-    RELEASE_PATH,
-    Peers,
-)
+from services.mock.peers import ASK_PATH, CONFIRM_PATH, EMBEDDINGS_PATH, RELEASE_PATH, Peers
 from services.mock.publisher import Publisher
 from services.mock.registration import Registration
 from services.mock.server import Handler, Routes, Server
@@ -178,8 +172,8 @@ def routes(config: MockConfig) -> Routes:
         ("POST", CHAT_PATH): openai_api.chat,
     }
     for method in ("GET", "POST"):
-        table |= {(method, path): rtp_api.cache for path in CACHE_PATHS}
-        table |= {(method, path): rtp_api.work for path in WORK_PATHS}
+        table |= {(method, path): status_api.cache for path in CACHE_PATHS}
+        table |= {(method, path): status_api.work for path in WORK_PATHS}
     if config.role != "encode":
         table["POST", COMPLETIONS_PATH] = openai_api.completions
     if config.dialect == "openai":

@@ -34,7 +34,7 @@ class Words(Protocol):
 
 
 class TimedRunner:
-    """`services.engine.scheduling.seams.Runner` without a model. A request's `rope_delta`, the one
+    """A `scheduling.seams.StepRunner` without a model. A request's `rope_delta`, the one
     thing beside KV that a model hands on, has the digest that its tokens depend on."""
 
     def __init__(self, words: Words) -> None:

@@ -1,4 +1,4 @@
-"""Routes of a mock worker around its work: health, load, caches, faults."""
+"""Routes of a mock worker around its work: health, load, caches, faults, RTP-LLM's status."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from aiohttp import web
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
+from protocol.kv_events import short_key
+from protocol.rtp_status import CacheStatus, StatusQuery, parse_query
+from services.engine.reports import load_of
 from services.http.metrics import process_state
 from services.http.server import version
+from services.membership.rtp_status import cache_status, work_status
 from services.mock.answering import Answering
 from services.mock.chat import text_of
 from services.mock.faults import parse_faults
 from services.mock.instance import Instance
+from services.mock.metrics import metrics_of
 from services.mock.openai_api import models
 
 _T = TypeVar("_T")
@@ -52,7 +57,7 @@ async def load(instance: Instance, answering: Answering) -> web.StreamResponse:
 
 
 async def metrics(instance: Instance, answering: Answering) -> web.StreamResponse:
-    text = instance.metrics()
+    text = metrics_of(instance)
     return web.Response(body=text, headers={"content-type": "text/plain; version=0.0.4"})
 
 
@@ -131,3 +136,38 @@ async def clear_faults(instance: Instance, answering: Answering) -> web.StreamRe
     instance.faults.rules.clear()
     instance.calm()
     return await show_faults(instance, answering)
+
+
+async def cache(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """The prefix cache: its room, and its keys if they have changed."""
+    return answering.json(_cache(instance, _asked(answering)))
+
+
+async def work(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """What runs, what has ended since, and the prefix cache."""
+    query = _asked(answering)
+    status = work_status(
+        instance.serving,
+        instance.settings.port,
+        load_of(instance.engine),
+        instance.engine.counters(),
+        instance.tasks,
+        since=query.ended_since,
+        room=instance.config.max_num_queued - instance.in_flight,
+        alive=not instance.draining,
+        cache=_cache(instance, query) if instance.settings.generates else None,
+    )
+    return answering.json(status)
+
+
+def _asked(answering: Answering) -> StatusQuery:
+    return parse_query(answering.body, dict(answering.request.query))
+
+
+def _cache(instance: Instance, query: StatusQuery) -> CacheStatus:
+    """A worker that only encodes has no KV, and no keys to tell of."""
+    engine, keys = instance.engine, None
+    blocks = engine.blocks
+    if engine.settings.generates and query.keys_since != blocks.version:
+        keys = [short_key(key) for key in blocks.known()]
+    return cache_status(load_of(engine), blocks.block_size, blocks.version, keys)

@@ -1,12 +1,38 @@
-"""The timing model: how long a worker with a model would have taken."""
+"""The timing model: how long a worker with a model would have taken; calls that are due then."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from connectors.tiers.base import TierName
+from protocol.errors import ConfigError
+from protocol.options import milliseconds, option
 from protocol.registry import Rates
+
+
+class Timers:
+    """In order of their time, then of their making."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+
+    def at(self, time: float, call: Callable[[], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._due, (time, self._made, call))
+
+    def run(self, now: float) -> None:
+        """Make every call that is due."""
+        while self._due and self._due[0][0] <= now:
+            heapq.heappop(self._due)[2]()
+
+    @property
+    def next_time(self) -> float | None:
+        return self._due[0][0] if self._due else None
 
 
 @dataclass(frozen=True)
@@ -110,3 +136,54 @@ class Noise:
         if seconds and self.jitter:
             seconds *= 1.0 + self.jitter * (2.0 * self._random.random() - 1.0)
         return seconds * self.slow
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """The timing model as flags: a part of a mock worker's configuration."""
+
+    encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.", section="Timing")
+    encode_patch_ms: float = milliseconds(0.02, "Time of a run's patch, added to its base.")
+    encode_token_ms: float = milliseconds(0.0, "Time of an item's token, added to the run's base.")
+    prefill_base_ms: float = milliseconds(5.0, "Time of a step that computes prompt tokens.")
+    prefill_token_ms: float = milliseconds(0.1, "Time of a computed prompt token, added to it.")
+    prefill_cached_ms: float = milliseconds(0.001, "Time of a reused prompt token, added to it.")
+    decode_base_ms: float = milliseconds(10.0, "Time of a step that decodes.")
+    decode_request_ms: float = milliseconds(0.1, "Time of a choice in the step, added to it.")
+    decode_context_ms: float = milliseconds(
+        0.0002, "Time of a token of the choices' contexts, added to the step."
+    )
+    kv_block_ms: float = milliseconds(0.05, "Time to copy a KV block from another worker.")
+    kv_host_block_ms: float = milliseconds(
+        0.05, "Time to copy a KV block to or from host memory below the KV cache."
+    )
+    kv_disk_block_ms: float = milliseconds(0.5, "Time to write a KV block to disk, or to read it.")
+    ec_token_ms: float = milliseconds(0.002, "Time to copy the embedding of one token.")
+    speed: float = option(
+        1.0,
+        "Every duration is divided by it; inf for no time at all.",
+        "factor",
+        above=0,
+        maximum=math.inf,
+    )
+    jitter: float = option(
+        0.0, "Share by which durations vary at random.", "share", minimum=0, below=1
+    )
+    seed: int = option(
+        0,
+        "Seed of the random choices of --jitter and --faults.",
+        "number",
+        minimum=-(1 << 63),
+        maximum=(1 << 63) - 1,
+    )
+
+    def timing(self) -> Timing:
+        """`ConfigError` if a duration is negative or the speed is not positive."""
+        names = [name for name in Timing.__dataclass_fields__ if name != "speed"]
+        values = {name: float(getattr(self, name)) for name in names}
+        wrong = [name for name, value in values.items() if not value >= 0.0]
+        if wrong:
+            raise ConfigError(f"{wrong[0]}: {values[wrong[0]]} is negative")
+        if not self.speed > 0.0:
+            raise ConfigError(f"speed: {self.speed} is not positive")
+        return Timing(**values, speed=self.speed)

@@ -2,7 +2,7 @@
 
 import sys
 
-from services.pdfusion.role import role
 from services.worker.main import main
+from services.worker.roles import PDFUSION
 
-sys.exit(main(role()))
+sys.exit(main(PDFUSION))

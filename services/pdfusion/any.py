@@ -2,8 +2,8 @@
 
 import sys
 
-from services.pdfusion.role import any_role
 from services.worker.main import main
+from services.worker.roles import ANY
 
 if __name__ == "__main__":
-    sys.exit(main(any_role()))
+    sys.exit(main(ANY))

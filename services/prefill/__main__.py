@@ -2,7 +2,7 @@
 
 import sys
 
-from services.prefill.role import role
 from services.worker.main import main
+from services.worker.roles import PREFILL
 
-sys.exit(main(role()))
+sys.exit(main(PREFILL))

@@ -1,7 +1,8 @@
 """What every worker shares: configuration, the engine client and the HTTP application.
 
-config         flags, environment and file → one frozen configuration
-engine_client  the worker's handle on its engine process
+config         flags, environment and file → one frozen configuration; engine_options: a part of it
+engine_link    the engine process: started, talked to, its death noticed
+engine_client  what a worker asks of it
 open_requests  requests that wait for outputs of it
 app            routes that every worker has, and the application around a role's own routes
 generate       /inference/v1/generate: token-in token-out
@@ -11,5 +12,6 @@ metrics        what /metrics shows
 rtp_status     /worker_status and /cache_status, RTP-LLM's
 member         what masters are told: registration, load
 worker         a role, and a worker of it: its engine and the requests it has taken
+roles          which parts, transports and routes each role has
 main           start a worker of one role and serve until told to stop
 """

@@ -17,8 +17,7 @@ from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, resolve
-from services.engine.config import EngineConfig
-from services.engine.speculation import Speculation, parse_speculation
+from services.engine.config import EngineConfig, Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
@@ -34,7 +33,7 @@ from services.worker.app import create_app
 from services.worker.chat import service_of
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
-from services.worker.lora_modules import parse_modules
+from services.worker.engine_options import parse_modules
 from services.worker.member import WorkerMember, registered
 from services.worker.metrics import WorkerMetrics
 from services.worker.stall_watch import StallBounds

@@ -54,26 +54,26 @@ class RoleSpec:
 
 @dataclass
 class Worker:
-    """Handed to every route; owns nothing global. `changes` tells what masters should know of at
-    once. `stage`: which of its role's stages it serves now, None if it has none. It takes every
-    call in any case: a stage says what it is sent."""
+    """Handed to every route; owns nothing global. It takes every call, whatever `stage` it serves:
+    a stage says what it is sent."""
 
-    role: RoleSpec
-    config: WorkerConfig
-    engine: EngineClient
-    frontend: Frontend
-    metrics: WorkerMetrics
+    role: RoleSpec  # what it is, in full
+    config: WorkerConfig  # as it was started with
+    engine: EngineClient  # another process
+    frontend: Frontend  # renders requests and reads tokens
+    metrics: WorkerMetrics  # what /metrics shows
+    # New at each start: another life is another worker.
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    draining: bool = False
-    drained_by_master: bool = False
-    in_flight: int = 0
-    stage: StageRole | None = None
+    draining: bool = False  # takes no more requests
+    drained_by_master: bool = False  # may be taken back by a master
+    in_flight: int = 0  # requests now, those that wait included
+    stage: StageRole | None = None  # which of its role's stages it serves, None if it has none
     grpc_port: int = 0  # where RTP-LLM's gRPC listens, 0 for nowhere
-    tasks: TaskLog = field(default_factory=TaskLog)
-    changes: Changes = field(default_factory=Changes)
-    bodies: Bodies = field(init=False)
-    life: LameDuck = field(init=False)
-    media: MediaCache = field(init=False)
+    tasks: TaskLog = field(default_factory=TaskLog)  # what RTP-LLM's status shows
+    changes: Changes = field(default_factory=Changes)  # what masters should know of at once
+    bodies: Bodies = field(init=False)  # all that are being received, bounded together
+    life: LameDuck = field(init=False)  # when it ends, and how
+    media: MediaCache = field(init=False)  # bytes of pictures that it has had
 
     def __post_init__(self) -> None:
         config = self.config

@@ -8,22 +8,8 @@ from typing import Any
 import pytest
 
 from protocol.request_fields import Route
-from tests.conformance.asking import (
-    TOKENS,
-    Door,
-    ids_of,
-    logprobs_of,
-    prompt_ids_of,
-    text_of,
-)
-from tests.conformance.prompt_probes import (
-    CIRCLES,
-    NOTHING,
-    PROMPT_PROBES,
-    SCHEMA,
-    TOOL,
-    Probe,
-)
+from tests.conformance.asking import TOKENS, Door, ids_of, logprobs_of, prompt_ids_of, text_of
+from tests.conformance.prompt_probes import CIRCLES, NOTHING, PROMPT_PROBES, SCHEMA, TOOL, Probe
 
 FORCED = 100  # a bias that no logit of a tiny model outweighs
 

@@ -8,7 +8,7 @@ import torch
 
 from connectors.config import KVConfig
 from connectors.transports.staged import StagedTransport
-from services.engine.model.step_fence import fence_on
+from services.engine.model.step_upload import fence_on
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
 from tests.support.engines import engine, request_of

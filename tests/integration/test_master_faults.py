@@ -12,11 +12,7 @@ import pytest
 
 from protocol.kv_events import BlockStored
 from tests.support.masters import Publisher, blocks_of, metric, register, until, workers
-from tests.support.placing_clients import (
-    MODEL,
-    REVISION,
-    Clients,
-)
+from tests.support.placing_clients import MODEL, REVISION, Clients
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Process, call
 

@@ -8,14 +8,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, complete, tokens
 from tests.support.clips import clip
-from tests.support.conversations import (
-    LONG,
-    asking,
-    clip_cases,
-    picture,
-    picture_cases,
-    text_cases,
-)
+from tests.support.conversations import LONG, asking, clip_cases, picture, picture_cases, text_cases
 from tests.support.reference import Messages, load, reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES

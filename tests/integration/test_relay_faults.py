@@ -5,13 +5,7 @@ import json
 
 import pytest
 
-from tests.support.relay_failures import (
-    FAILURES,
-    STREAM_FAILURES,
-    UNASKED,
-    hang,
-    streaming,
-)
+from tests.support.relay_failures import FAILURES, STREAM_FAILURES, UNASKED, hang, streaming
 from tests.support.relay_workers import (
     CHAT,
     DONE,

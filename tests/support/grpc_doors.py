@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from proxy.app import OPENED
-from proxy.grpc_door import grpc_doors
+from proxy.app import OPENED, grpc_doors
 from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys

@@ -7,7 +7,8 @@ from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
 from protocol.kv_events import CacheEvent
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput, SamplingParams
-from services.mock.engine import Engine, Step
+from services.mock.actions import Step
+from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise, Timing
 from services.mock.tokens import Vocabulary

@@ -15,9 +15,10 @@ from uvicorn.server import ServerState
 
 from protocol.settings import resolve
 from proxy.app import create_app
-from proxy.assembly import make_core, make_fleet, make_own_view
+from proxy.assembly import make_core, make_own_view
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.from_flags import make_fleet
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.placement.own_view import OwnView
@@ -27,7 +28,6 @@ from proxy.relay.serving import connection_class
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
 from services.frontend.render import Frontend
-from tests.support.listening import run as run
 from tests.support.prefixed import Prefixed
 
 CHAT = "/v1/chat/completions"

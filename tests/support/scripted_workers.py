@@ -13,12 +13,12 @@ from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH, decode_gen
 from protocol.generate_answers import ChoiceBody, GenerateAnswer
 from protocol.settings import resolve
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
-from proxy.assembly import make_core, make_fleet, make_own_view
+from proxy.assembly import make_core, make_own_view
 from proxy.config import ProxyConfig
-from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.from_flags import make_fleet
 from proxy.fleet.own_model import OwnModels
-from proxy.fleet.worker import Instance
+from proxy.fleet.worker import Breaker, Instance
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.upstream.client import UpstreamClient

@@ -35,7 +35,6 @@ ALLOWED = {
     # Inside the master: what is pure lies below what has sockets.
     "services.master.config": {"services.master.policy_options", "protocol"},
     "services.master.policy_options": {"protocol"},
-    "services.master.collector": set(),
     "services.master.index": {"services.master.index", "protocol"},
     "services.master.fleet": {
         "services.master.fleet", "services.master.index", "services.master.config", "protocol",
@@ -77,10 +76,10 @@ ALLOWED = {
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
-    ("proxy.worker_urls", "proxy.flag_scopes", "proxy.model_options", "proxy.siblings",
-        "proxy.processes"),
-    ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker"),
-    ("proxy.model_figures", "proxy.request_log", "proxy.recent_requests"),
+    ("proxy.worker_options", "proxy.limit_options", "proxy.model_options", "proxy.flag_scopes",
+        "proxy.siblings", "proxy.processes"),
+    ("proxy.config", "proxy.model_figures", "proxy.request_log"),
+    ("proxy.recent_requests",),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),
@@ -94,15 +93,12 @@ PROXY = (
     ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
     ("proxy.api_routes",),
     ("proxy.app", "proxy.assembly"),
-    ("proxy.grpc_door",),
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
-    ("services.engine.speculation", "services.engine.step_sizes"),
-    ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
-        "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
-        "services.engine.quiet_libraries", "services.engine.waiting_threads",
-        "services.engine.pulse"),
+    ("services.engine.pulse", "services.engine.config", "services.engine.environment",
+        "services.engine.containment", "services.engine.core_share", "services.engine.profiling",
+        "services.engine.publishing"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
     ("services.engine.transfers",),
@@ -112,8 +108,11 @@ ENGINE = (
     ("services.engine.model",),
     ("services.engine.drafting.draft_model",),
     ("services.engine.drafting.drafters",),
-    ("services.engine.hardware", "services.engine.tier_stores"),
+    ("services.engine.hardware",),
+    ("services.engine.kv_memory",),
+    ("services.engine.loaded_model",),
     ("services.engine.parts",),
+    ("services.engine.assembly",),
     ("services.engine.engine",),
     ("services.engine.process",),
 )  # fmt: skip
@@ -244,7 +243,7 @@ def test_the_check_sees_a_circle() -> None:
 
 def test_the_check_sees_a_forbidden_import() -> None:
     assert layer_of("services.engine.scheduling.generate_core") == "services.engine"
-    assert layer_of("services.prefill.role") == "services.prefill"
+    assert layer_of("services.prefill.__main__") == "services.prefill"
     assert layer_of("services.master.fleet.pool") == "services.master.fleet"
     assert layer_of("services.master.api.rpc") == "services.master"
     assert not any("services.worker".startswith(a) for a in ALLOWED["services.engine"])

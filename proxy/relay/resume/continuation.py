@@ -75,6 +75,7 @@ class Continuation:
             raise self._broken("does not go on where the stream broke", "diverged")
         self._again, self._text_again = self._again[known:], self._text_again[known_text:]
         new, new_text = ids[known:], text[known_text:]
+        # Of ids that come together it is not known which text is whose.
         sure = len(ids) == 1 and bool(text) and not (self._again or self._text_again)
         progress.add(new, new_text, sure=sure)
         progress.finish = piece.finish_reason

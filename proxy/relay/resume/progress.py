@@ -13,14 +13,21 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Progress:
-    """`head` is what all chunks of the stream begin with, None before the first. `tokens` are all
-    that the client has had, as ids. After `sure` of them it has had their whole text; `since` is
-    what it has had of the text of those that follow. (A token may hold back the first bytes of a
-    character, alone or behind others that came with it.)
+    """What a client has had.
 
-    `exact`: nothing has come that another worker would not say in the same way. `counted`: the
-    usage has come.
+    `head`: the fields that all chunks of the stream have, None before the first.
+    `prompt`: token ids of the prompt, as the worker has told them.
+    `tokens`: ids of all tokens that the client has had.
+    `sure`: after so many of them it has had their whole text.
+    `since`: what it has had of the text of those that follow.
+    `finish`: the answer's finish reason, None while it goes on.
+    `exact`: nothing has come that another worker would not say in the same way.
+    `counted`: the usage has come.
+    `fingerprint`: the worker's `system_fingerprint`, "" if it tells none.
     """
+
+    # A token may hold back the first bytes of a character, alone or behind others that came with
+    # it: hence `sure` and `since`.
 
     head: dict[str, Any] | None = None
     prompt: list[int] = field(default_factory=list)

@@ -12,6 +12,7 @@ from proxy.relay.resume.progress import Progress
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
 
+# What a chunk says of itself, or a stream only once.
 _NOT_HEAD = frozenset(("choices", "usage", "prompt_token_ids", "prompt_text", "metrics"))
 # A quote inside a JSON string has a backslash before it, so that no text looks like these. The
 # first of them is that of `prompt_token_ids` too.

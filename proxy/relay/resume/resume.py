@@ -18,7 +18,7 @@ from protocol.errors import TriptychError
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.bodies import TOKEN_IDS
@@ -34,8 +34,11 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, ProxyExhausted, Refused
 from proxy.upstream.pools import ConnectionPools
 
+# These count from where an answer begins, which would be a later place here.
 _POSITIONAL = ("frequency_penalty", "presence_penalty", "min_tokens", "stop", "structured_outputs")
+# With one of these the prompt is more than its token ids.
 _OTHERWISE = ("features", "content_parts", "reasoning_parser_kwargs")
+# Each call has its own.
 _NOT_PASSED_ON = ("request_id", "stream_options", "token_offsets")
 _MAX_TOKENS = 16  # vLLM's own default, which it leaves out
 

@@ -185,3 +185,13 @@ def next_item(data: Any) -> Any:
     """A number of work that no other thread has taken, -1 if there is none."""
     item = _taken(data)
     return item if item < carray(data, _MOST_WORDS, np.int64)[1] else -1
+
+
+@kernel()
+def count_up(data: Any) -> None:
+    """numbers[i] = i"""
+    numbers = integers(words_of(data)[FIRST])
+    item = next_item(data)
+    while item >= 0:
+        numbers[item] = item
+        item = next_item(data)

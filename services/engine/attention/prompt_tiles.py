@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import torch
 
-from services.engine.attention.cpu_features import onednn_has_bfloat16
 from services.engine.attention.cpu_softmax import causal_softmax
+from services.engine.attention.numba_runtime import onednn_has_bfloat16
 
 LEAST_QUERIES = 32  # fewer are not worth the float32 copies of the keys
 _MOST_ROWS, _LEAST_ROWS = 64, 16  # queries of a tile

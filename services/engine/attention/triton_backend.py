@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.kv_cache import KVCache
+from services.engine.attention.triton_call import Arguments, TritonCall, scale_arguments, strides_of
 from services.engine.attention.triton_kernels import (
     decode_kernel,
     merge_kernel,
@@ -26,87 +26,10 @@ from services.engine.attention.triton_plan import (
     PROGRAMS_PER_PROCESSOR,
     SplitPlan,
     Splits,
-    Tile,
     decode_tile,
     pad,
     prefill_tile,
 )
-from services.engine.attention.triton_tiles import LOG2E
-
-Arguments = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One layer's attention."""
-
-    out: torch.Tensor  # [T, heads, v_dim], written here
-    query: torch.Tensor  # [heads, T, k_dim]
-    layer: int
-    batch: PagedBatch  # where each token's KV lies
-    scale: float  # factor of the dot products
-    softcap: float | None  # bound of the scores by tanh, None for none
-    sinks: torch.Tensor | None  # [heads], logits of nothing, None for none
-
-    @property
-    def kv_heads(self) -> int:
-        return self.batch.cache.key(self.layer).shape[2]
-
-    @property
-    def window(self) -> int:
-        """Tokens that a token looks back to, 0 for all."""
-        return self.batch.cache.window(self.layer)
-
-    @property
-    def group(self) -> int:
-        return self.query.shape[0] // self.kv_heads
-
-    def sizes(self) -> tuple[int, int, int]:
-        """What the choice of a tile depends on."""
-        return self.query.itemsize, max(self.query.shape[-1], self.out.shape[-1]), self.group
-
-    def outputs(self) -> Arguments:
-        """Arguments of every kernel that computes outputs."""
-        v_dim = self.out.shape[-1]
-        return {
-            "out_ptr": self.out,
-            "starts_ptr": self.batch.starts_tensor,
-            "contexts_ptr": self.batch.contexts_tensor,
-            "stride_ot": self.out.stride(0),
-            "stride_oh": self.out.stride(1),
-            "V_DIM": v_dim,
-            "PAD_V": pad(v_dim),
-            "WINDOW": self.window,
-        }
-
-    def inputs(self, tile: Tile) -> Arguments:
-        """Arguments of every kernel that reads the cache."""
-        cache, k_dim = self.batch.cache, self.query.shape[-1]
-        key, value = cache.key(self.layer), cache.value(self.layer)
-        return {
-            "query_ptr": self.query,
-            "key_ptr": key,
-            "value_ptr": value,
-            "tables_ptr": self.batch.block_tables,
-            "sinks_ptr": self.sinks,
-            # With a softcap the kernel goes to base 2 behind it, otherwise by the scale.
-            "scale": self.scale if self.softcap is not None else self.scale * LOG2E.value,
-            "table_width": self.batch.block_tables.stride(0),
-            "stride_qt": self.query.stride(1),
-            "stride_qh": self.query.stride(0),
-            **_strides("k", key),
-            **_strides("v", value),
-            **scale_arguments(cache, self.layer),
-            "GROUP": self.group,
-            "K_DIM": k_dim,
-            "PAD_K": pad(k_dim),
-            "BLOCK_SIZE": cache.block_size,
-            "SOFTCAP": self.softcap,
-            "BLOCK_M": tile.rows,
-            "BLOCK_N": tile.keys,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
 
 
 @dataclass(frozen=True)
@@ -141,8 +64,8 @@ class TritonAttention:
             "value_ptr": value,
             "blocks_ptr": batch.slot_blocks,
             "offsets_ptr": batch.slot_offsets,
-            **_strides("k", cache.key(layer)),
-            **_strides("v", cache.value(layer)),
+            **strides_of("k", cache.key(layer)),
+            **strides_of("v", cache.value(layer)),
             "stride_nkt": key.stride(1),
             "stride_nkh": key.stride(0),
             "stride_nvt": value.stride(1),
@@ -172,7 +95,7 @@ class TritonAttention:
         v_dim = batch.cache.value(layer).shape[-1]
         query = _contiguous_rows(query)
         out = query.new_empty(query.shape[1], query.shape[0], v_dim)
-        call = _Call(out, query, layer, batch, scale, softcap, sinks)
+        call = TritonCall(out, query, layer, batch, scale, softcap, sinks)
         # In the prefill kernel a single token would walk its whole context in one program.
         singles = batch.single_contexts if batch.decode_only or batch.span_starts is None else []
         with torch.cuda.device_of(query):
@@ -186,7 +109,7 @@ class TritonAttention:
         """The one place where kernels start."""
         kernel[grid](**arguments)
 
-    def _prefill(self, call: _Call, skip_single: bool) -> None:
+    def _prefill(self, call: TritonCall, skip_single: bool) -> None:
         tile = prefill_tile(*call.sizes())
         batch, block_q = call.batch, tile.rows // call.group
         grid = (call.query.shape[1] // block_q + batch.num_requests, call.kv_heads)
@@ -202,7 +125,7 @@ class TritonAttention:
         }
         self.launch(prefill_kernel, grid, arguments)
 
-    def _decode(self, call: _Call, contexts: Sequence[int]) -> None:
+    def _decode(self, call: TritonCall, contexts: Sequence[int]) -> None:
         splits = self._splits(call, contexts)
         requests, heads = call.batch.num_requests, call.query.shape[0]
         grid = (requests, call.kv_heads, splits.count)
@@ -225,28 +148,10 @@ class TritonAttention:
         self.launch(decode_kernel, grid, {**common, **inputs, "SPLIT": True})
         self.launch(merge_kernel, (requests, heads), {**common, "PAD_SPLITS": pad(splits.count)})
 
-    def _splits(self, call: _Call, contexts: Sequence[int]) -> Splits:
+    def _splits(self, call: TritonCall, contexts: Sequence[int]) -> Splits:
         visible = [min(c, call.window) for c in contexts] if call.window else contexts
         plan = self.plan.captured if self.captured else self.plan.eager
         return plan(visible, call.kv_heads)
-
-
-def scale_arguments(cache: KVCache, layer: int) -> Arguments:
-    """Arguments of every kernel that reads or writes a cache which may be of codes."""
-    scales = (cache.key_scale(layer), cache.value_scale(layer)) if cache.kind else (None, None)
-    strides = scales[0].stride() if scales[0] is not None else (0, 0)
-    return {
-        "key_scale_ptr": scales[0],
-        "value_scale_ptr": scales[1],
-        "stride_cb": strides[0],
-        "stride_cs": strides[1],
-        "KIND": cache.kind,
-    }
-
-
-def _strides(name: str, cached: torch.Tensor) -> dict[str, int]:
-    """Of [blocks, block_size, kv_heads, dim], as the kernels name them."""
-    return {f"stride_{name}{axis}": cached.stride(i) for i, axis in enumerate("bsh")}
 
 
 def _contiguous_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,19 +35,19 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """The fields of adapter_config.json that change what is computed; see `_UNSERVED`."""
+    """The fields of adapter_config.json that change what is computed; see `unserved`."""
 
-    peft_type: str
-    r: _Rank
-    lora_alpha: float = 8.0
-    use_rslora: bool = False
-    use_dora: bool = False
-    fan_in_fan_out: bool = False
-    lora_bias: bool = False
-    bias: str = "none"
-    modules_to_save: list[str] | None = None
-    rank_pattern: dict[str, _Rank] | None = None
-    alpha_pattern: dict[str, float] | None = None
+    peft_type: str  # LORA, or it is refused
+    r: _Rank  # the rank
+    lora_alpha: float = 8.0  # over the rank: how much an adapter counts
+    use_rslora: bool = False  # over the root of the rank instead
+    use_dora: bool = False  # refused: it changes the norms of weights
+    fan_in_fan_out: bool = False  # refused: weights lie the other way round
+    lora_bias: bool = False  # refused: B has a bias
+    bias: str = "none"  # none, or it is refused
+    modules_to_save: list[str] | None = None  # layers given whole, which are refused
+    rank_pattern: dict[str, _Rank] | None = None  # other ranks, by patterns of layer names
+    alpha_pattern: dict[str, float] | None = None  # other values of lora_alpha, by the same
 
     def scale(self, layer: str) -> float:
         """What B·A of a layer is multiplied by."""

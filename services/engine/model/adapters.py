@@ -29,7 +29,7 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """`services.engine.scheduling.request.Adapter` with its weights, which live as long as it is
+    """A `scheduling.request.NamedAdapter` with its weights, which live as long as it is
     loaded or a request has it. `weights`: by layer, A [rank, in] and B [out, rank], scaled."""
 
     name: str

@@ -85,7 +85,7 @@ class CpuOps:
     def _rotate(self, kind: int) -> Kernel:
         """`kind`: see `KVCache`."""
         if kind not in self._rotates:
-            from services.engine.model.cpu_kv_kernels import compile_rotate
+            from services.engine.model.cpu_kernels import compile_rotate
 
             self._rotates[kind] = Kernel(compile_rotate(kind), self._parallel)
         return self._rotates[kind]

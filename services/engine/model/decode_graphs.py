@@ -2,8 +2,8 @@
 
 A recording is made for each of a few batch sizes (buckets) and computes over static buffers; a step
 is padded to the next bucket. Padding rows write to and read from a reserved block of the KV pool,
-which belongs to no request. What records is a `Capture`: CUDA graphs (`cuda_graphs`), or in tests
-one that just calls again.
+which belongs to no request. What records is a `Capture`: CUDA graphs (never run on a GPU), or in
+tests one that just calls again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache
-from services.engine.model.language import Inputs, LanguageModel
+from services.engine.attention.paged import runs_triton
+from services.engine.model.embedding_layout import Inputs
+from services.engine.model.language import LanguageModel
 from services.engine.model.step_upload import upload
 
 logger = logging.getLogger(__name__)
@@ -202,3 +205,45 @@ def _nothing(dimensions: int) -> Arrays:
         "tables": np.zeros((0, 1), dtype=np.int64),
         "contexts": np.zeros(0, dtype=np.int32),
     }
+
+
+_WARM_RUNS = 2  # compile kernels and let libraries choose algorithms, none of which is captured
+
+
+class CudaCapture:
+    """A `Capture`; its graphs share one pool of memory, for they run one at a time."""
+
+    def __init__(self, device: torch.device, backend: AttentionBackend) -> None:
+        self._device = device
+        self._backend = backend
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def backend(self) -> AttentionBackend:
+        return self._backend
+
+    def __call__(self, run: Callable[[], None]) -> Replay:
+        before, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        stream.wait_stream(before)
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its stream the current one: this goes back to the one before.
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_RUNS):
+                run()
+            # Threads of the connectors may use the device meanwhile: only this one is watched.
+            with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                run()
+        before.wait_stream(stream)
+        return graph.replay
+
+
+def capture_on(device: str, *, enforce_eager: bool) -> Capture | None:
+    """What records decode steps on `device`; None where they run eagerly: on a CPU, without
+    Triton's kernels, whose work follows tensors, and by `--enforce-eager`."""
+    if enforce_eager or not runs_triton(device):
+        return None
+    found = torch.device(device)
+    from services.engine.attention.triton_backend import TritonAttention
+
+    backend = replace(TritonAttention.for_device(found), captured=True)
+    return CudaCapture(found, backend)

@@ -12,12 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from services.engine.attention.triton_kv_codes import (
-    encode,
-    encode_row,
-    magnitude_bits,
-    scale_of,
-)
+from services.engine.attention.triton_kv_codes import encode, encode_row, magnitude_bits, scale_of
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.triton_backend import scale_arguments
+from services.engine.attention.triton_call import scale_arguments
 from services.engine.attention.triton_plan import ceil
 from services.engine.model.fused_kernels import norm_kernel, rotary_kernel, silu_kernel
 

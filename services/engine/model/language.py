@@ -4,65 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from protocol.errors import ConfigError
 from protocol.pooling import Pooler
-from protocol.refs import KVGroup, KVLayout
+from protocol.refs import KVLayout
 from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
-from services.engine.model.adapters import (
-    AdapterRows,
-    Adapters,
-    StepAdapters,
-    adapt,
-    adaptable_layers,
-)
-from services.engine.model.embedding_layout import EmbeddingLayout
+from services.engine.model.adapters import Adapters, StepAdapters, adapt, adaptable_layers
+from services.engine.model.embedding_layout import Inputs
+from services.engine.model.family import ModelFamily
 from services.engine.model.fused_layers import FusedLayers, FusedOps
-from services.engine.model.loader import (
-    has_media,
-    language_part,
-    load_part,
-    parameter_bytes,
-    read_config,
-)
+from services.engine.model.loader import language_part, load_part, parameter_bytes, read_config
 from services.engine.model.packed_linear import InputsSeen, Product, pack, packing
-from services.engine.model.probe import LayerShape, Recording
+from services.engine.model.probe import LayerShape, Recording, kv_groups
 from services.engine.model.quantization import quantize
-from services.engine.model.score_head import taken_score_head
-from services.engine.model.trial import TOLERANCE, check_codes, prompts, worst_error
-from services.engine.model.vouching import refused_by_name
+from services.engine.model.trial import (
+    TOLERANCE,
+    check_codes,
+    prompts,
+    refused_by_name,
+    worst_error,
+)
+from services.engine.sampling.pooler import taken_score_head
 
 logger = logging.getLogger(__name__)
 _TRIAL_BLOCK = 16  # tokens: the smallest block that every attention backend takes
-_KV_LAYERS = ("full_attention", "sliding_attention")
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Model inputs of T packed tokens.
-
-    embeds: [T, hidden]; positions: int64[1 or 3, T]
-    deepstack: per early layer, [M, hidden] to add at the M tokens where media_mask (bool[T]) is set
-    rows: int64[S], the tokens whose logits are wanted
-    adapters: LoRA adapters and the tokens that they change
-    """
-
-    embeds: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    media_mask: torch.Tensor | None = None
-    deepstack: tuple[torch.Tensor, ...] = ()
-    adapters: tuple[AdapterRows, ...] = ()
-
-
-class LanguageModel:
+class LanguageModel(ModelFamily):
     """Weights of the language part only, run through the paged attention."""
 
     def __init__(
@@ -86,16 +59,9 @@ class LanguageModel:
         `kv_codes.NUMBERS`, "" for elements of `dtype`. `pooler`: what is answered instead of
         tokens: rows of `forward` are hidden states then, or logits of `score_tokens` alone."""
         paged.register()
-        self.config = read_config(model_dir)
-        self.text_config = self.config.get_text_config()
-        _refuse_state(self.text_config)
-        self.device = device
-        self.dtype = dtype
+        super().__init__(read_config(model_dir), dtype, device)
         self.fused_layers = 0
         self._kv_codes = kv_codes
-        self.takes_media = has_media(self.config)
-        if self.takes_media:
-            _refuse_per_layer_inputs(self.text_config)
         self._pooler = pooler
         self._model = load_part(
             model_dir, "language", dtype, device, head=pooler is None or pooler.task == "score"
@@ -135,34 +101,6 @@ class LanguageModel:
     def module(self) -> torch.nn.Module:
         return self._model  # type: ignore[no-any-return]
 
-    @property
-    def uses_mrope(self) -> bool:
-        rope = getattr(self.text_config, "rope_parameters", None) or {}
-        return "mrope_section" in rope
-
-    @property
-    def merge_size(self) -> int:
-        """Patches a side that become one token, for models with a grid."""
-        return int(getattr(self.config.vision_config, "spatial_merge_size", 1))
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """By how much rotary positions in time grow in a second of a clip; None: by 1 for each of
-        the grid's t, whatever lies between them."""
-        return getattr(self.config.vision_config, "tokens_per_second", None)
-
-    @property
-    def bidirectional_media(self) -> bool:
-        """True if the tokens of a picture see one another in both directions."""
-        if self.config.model_type == "gemma3":
-            return True
-        return getattr(self.text_config, "use_bidirectional_attention", None) == "vision"
-
-    @property
-    def windowed_media(self) -> bool:
-        """True if they do so in layers with a sliding window alone."""
-        return bool(self.config.model_type == "gemma4")
-
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64[T] → [T, hidden]."""
         embedding = self._text_model.get_input_embeddings()
@@ -178,9 +116,11 @@ class LanguageModel:
             self._step_adapters.groups = ()
 
     def _run(self, inputs: Inputs, paged: Any) -> torch.Tensor:
+        positions = inputs.positions
         keywords: dict[str, Any] = {
             "inputs_embeds": inputs.embeds.unsqueeze(0),
-            "position_ids": self._position_ids(inputs.positions),
+            # Models with rotary positions in three dimensions take [3, batch, T].
+            "position_ids": positions.unsqueeze(1) if positions.shape[0] == 3 else positions,
             "use_cache": False,
             "paged": paged,
         }
@@ -214,9 +154,6 @@ class LanguageModel:
                 f"--weight-layout: model type '{self.config.model_type}' takes plain only: {error}"
             ) from error
         logger.info("linear layers compute %d products, as %s", products, product.__name__)
-
-    def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions.unsqueeze(1) if positions.shape[0] == 3 else positions
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, LayerShape]:
@@ -281,14 +218,6 @@ class LanguageModel:
         """Rotary positions int64[1 or 3, T] of text tokens."""
         return index.to(self.device).expand(3 if self.uses_mrope else 1, len(index))
 
-    @property
-    def embedding_layout(self) -> EmbeddingLayout:
-        """A media token's embeddings, those for early layers (deepstack) included."""
-        vision = getattr(self.config, "vision_config", None)
-        levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        width = int(self.text_config.hidden_size)
-        return EmbeddingLayout(width, levels, self.dtype, self.device)
-
     def kv_layout(self, block_size: int) -> KVLayout:
         """The layout of this model's KV blocks; layers of one shape form a group."""
         return self._kv_layout(block_size, self._kv_codes or self._dtype_name)
@@ -298,32 +227,4 @@ class LanguageModel:
         return str(self.dtype).removeprefix("torch.")
 
     def _kv_layout(self, block_size: int, dtype: str) -> KVLayout:
-        groups: dict[LayerShape, list[int]] = {}
-        for layer, shape in sorted(self.shapes.items()):
-            groups.setdefault(shape, []).append(layer)
-        return KVLayout(
-            groups=tuple(
-                KVGroup(tuple(layers), shape.kv_heads, shape.k_dim, shape.v_dim, shape.window)
-                for shape, layers in groups.items()
-            ),
-            block_size=block_size,
-            dtype=dtype,
-        )
-
-
-def _refuse_per_layer_inputs(config: PreTrainedConfig) -> None:
-    """A step has the embeddings of its tokens, not all of their ids."""
-    if getattr(config, "hidden_size_per_layer_input", 0):
-        raise ConfigError(
-            f"model type '{config.model_type}' takes embeddings of the token ids in each layer"
-            " (hidden_size_per_layer_input); it cannot be served"
-        )
-
-
-def _refuse_state(config: PreTrainedConfig) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ()) - set(_KV_LAYERS)
-    if kinds:
-        raise ConfigError(
-            f"model type '{config.model_type}' has layers of type {', '.join(sorted(kinds))}, "
-            "whose state is not a KV cache; it cannot be served"
-        )
+        return KVLayout(groups=kv_groups(self.shapes), block_size=block_size, dtype=dtype)

@@ -22,8 +22,7 @@ from transformers.models.auto.modeling_auto import (
 
 from protocol.errors import ConfigError
 from services.engine.config import Part
-from services.engine.model.quantization import stored_bytes
-from services.engine.model.quantized_files import dense_on_loading, quantized_by
+from services.engine.model.quantization import dense_on_loading, quantized_by, stored_bytes
 
 _LANGUAGE_MODELS = ("language_model", "text_model")
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from protocol.errors import ConfigError
-from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.cpu_linear import WideningLinear, computes_linear
 
 _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one for 64 for 8 … 64

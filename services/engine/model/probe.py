@@ -7,7 +7,7 @@ ignore, or ignore to hand to attention the windows that their masks have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from protocol.errors import ConfigError
+from protocol.refs import KVGroup
 
 PROBE = "triptych_probe"
 _FAR = 1 << 24  # a position that no window reaches back from to the start
@@ -136,3 +137,14 @@ def _window_of(visible: Callable[[int, int], Any]) -> int:
             if bool(visible(q, kv)) != (kv <= q and (not window or kv > q - window)):
                 return _OTHER
     return window
+
+
+def kv_groups(shapes: Mapping[int, LayerShape]) -> tuple[KVGroup, ...]:
+    """The layers of each shape, in the order of the first of them."""
+    groups: dict[LayerShape, list[int]] = {}
+    for layer, shape in sorted(shapes.items()):
+        groups.setdefault(shape, []).append(layer)
+    return tuple(
+        KVGroup(tuple(layers), shape.kv_heads, shape.k_dim, shape.v_dim, shape.window)
+        for shape, layers in groups.items()
+    )

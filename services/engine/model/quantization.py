@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from protocol.errors import ConfigError
 from services.engine.model.packed_linear import plain
@@ -118,3 +121,34 @@ def _config(scheme: str, group: int) -> Any:
         raise ConfigError("--quantization int4: a layer's inputs are no multiple of 32")
     # Tinygemm's order: needs no library beside PyTorch. Never run on a GPU.
     return Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d")
+
+
+_COMPRESSED = "compressed-tensors"
+
+
+def quantized_by(config: PreTrainedConfig, model_dir: Path) -> str:
+    """How a checkpoint says that its weights are quantized, "" if it does not. `ConfigError` if
+    transformers does not know the method: it would read over it."""
+    form = getattr(config, "quantization_config", None) or {}
+    found = form.get("quant_method") if isinstance(form, dict) else form.quant_method
+    method = str(getattr(found, "value", found) or "")
+    if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
+        raise ConfigError(
+            f"--model: the weights in {model_dir} are quantized by '{method[:64]}',"
+            " which transformers does not know"
+        )
+    return method
+
+
+def dense_on_loading(config: PreTrainedConfig) -> None:
+    """Have weights of compressed-tensors decompressed when they are read, not by the first step:
+    their layers would quantize the weights anew in every step.
+
+    With several groups transformers would decompress all by the first one's scheme, so those stay
+    as the library has them.
+    """
+    form: Any = getattr(config, "quantization_config", None)
+    if not isinstance(form, dict) or form.get("quant_method") != _COMPRESSED:
+        return
+    if len(form.get("config_groups") or ()) == 1:
+        form["dequantize"] = True

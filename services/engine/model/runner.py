@@ -18,8 +18,8 @@ from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.adapters import AdapterRows
 from services.engine.model.decode_graphs import DecodeGraphs
-from services.engine.model.language import Inputs, LanguageModel
-from services.engine.model.step_fence import fence_on
+from services.engine.model.embedding_layout import Inputs
+from services.engine.model.language import LanguageModel
 from services.engine.model.step_tokens import (
     BlockTables,
     StepTokens,
@@ -28,11 +28,10 @@ from services.engine.model.step_tokens import (
     rotary_positions,
     rows_by_adapter,
 )
-from services.engine.model.step_upload import upload
-from services.engine.sampling.drafts import checked
+from services.engine.model.step_upload import fence_on, upload
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
-from services.engine.sampling.sampler import Sampler
+from services.engine.sampling.sampler import Sampler, checked
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request
@@ -71,7 +70,7 @@ class Runner:
         return contained(self._run, chunks, failed_chunk)
 
     def fence(self) -> Fence | None:
-        """See `services.engine.scheduling.seams.Runner`."""
+        """See `services.engine.scheduling.seams.StepRunner`."""
         return fence_on(self._model.device)
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.scheduling.chunks import Chunk
-from services.engine.scheduling.request import Adapter, Request
+from services.engine.scheduling.request import NamedAdapter, Request
 
 IntArray = NDArray[np.int64]
 
@@ -95,9 +95,9 @@ def rotary_positions(chunks: Sequence[Chunk], tokens: StepTokens) -> IntArray:
     return found
 
 
-def rows_by_adapter(chunks: Sequence[Chunk], tokens: StepTokens) -> dict[Adapter, IntArray]:
+def rows_by_adapter(chunks: Sequence[Chunk], tokens: StepTokens) -> dict[NamedAdapter, IntArray]:
     """int64[N], the tokens that each LoRA adapter of the step changes."""
-    chosen: dict[Adapter, list[int]] = {}
+    chosen: dict[NamedAdapter, list[int]] = {}
     for number, chunk in enumerate(chunks):
         if (adapter := chunk.request.adapter) is not None:
             chosen.setdefault(adapter, []).append(number)

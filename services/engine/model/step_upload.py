@@ -1,4 +1,4 @@
-"""The integers of one step on their way from the host to the device.
+"""The integers of one step on their way from the host to the device, and when it has done the step.
 
 A copy to a GPU costs several microseconds on the host, and one from ordinary memory waits until the
 device has done all that it was asked before. So all arrays lie in one pinned buffer and move by one
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from connectors.kv.base import Fence
 
 Arrays = Mapping[str, NDArray[Any]]
 _ALIGNMENT = 16  # bytes: for pointers that have it Triton compiles wider loads
@@ -60,3 +62,21 @@ def _places(arrays: Arrays) -> Iterator[tuple[str, int, int]]:
     for name, array in arrays.items():
         yield name, first, first + array.nbytes
         first += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class CudaFence:
+    """An event on the stream that the engine computes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def passed(self) -> bool:
+        return bool(self._event.query())
+
+
+def fence_on(device: str) -> Fence | None:
+    """Passes once all that was asked of `device` before is done; None on a CPU, which computes
+    within the call."""
+    found = torch.device(device)
+    return CudaFence(found) if found.type == "cuda" else None

@@ -22,7 +22,7 @@ from services.engine.containment import contained
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.loader import load_text_encoder, parameter_bytes, read_config
 from services.engine.model.runner import failed_chunk
-from services.engine.model.step_fence import fence_on
+from services.engine.model.step_upload import fence_on
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.seams import Sampled
@@ -109,7 +109,7 @@ class TextEncoder:
 
 
 class EncoderRunner:
-    """`services.engine.scheduling.seams.Runner` whose chunks are whole inputs."""
+    """`services.engine.scheduling.seams.StepRunner` whose chunks are whole inputs."""
 
     def __init__(self, model: TextEncoder, pooler: VectorPooler) -> None:
         self._model = model
@@ -120,7 +120,7 @@ class EncoderRunner:
         return contained(self._run, chunks, failed_chunk)
 
     def fence(self) -> Fence | None:
-        """See `services.engine.scheduling.seams.Runner`."""
+        """See `services.engine.scheduling.seams.StepRunner`."""
         return fence_on(self._model.device)
 
     @torch.inference_mode()

@@ -4,12 +4,15 @@ several a run."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import PreTrainedConfig
+from numpy.typing import NDArray
+from transformers import AutoImageProcessor
+from transformers.image_processing_backends import PilBackend
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
@@ -17,23 +20,25 @@ from protocol.plugins import find_plugin
 from protocol.types import EncodeItem
 from services.engine.attention import segments
 from services.engine.containment import contained
-from services.engine.model.audio import AudioProcessor, encode_qwen2_audio, positions_of
+from services.engine.model.audio import AudioProcessor, positions_of
 from services.engine.model.clip_processor import ClipProcessor
-from services.engine.model.embedding_layout import deepstack_name
+from services.engine.model.cpu_linear import multiply_patches
 from services.engine.model.loader import has_audio, has_vision, load_part, parameter_bytes
 from services.engine.model.packed_linear import InputsSeen, pack, packing
-from services.engine.model.patch_product import multiply_patches
-from services.engine.model.picture_processor import picture_processor
+from services.engine.model.vision_encoders import (
+    ENCODERS,
+    OPTIONS,
+    PLAIN,
+    Encoder,
+    Pixels,
+    encode_qwen,
+)
 from services.engine.scheduling.seams import Prepared
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.timed_clips import clips_of
 from services.frontend.media.image import load_rgb
 
 log = logging.getLogger(__name__)
-
-Pixels = dict[str, torch.Tensor]
-Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
-"""The vision model and what the processor made of each picture → each picture's embeddings."""
 
 
 class VisionModel:
@@ -57,18 +62,18 @@ class VisionModel:
         self._processor: Any = picture_processor(model_dir) if has_vision(config) else None
         self._device = device
         kind = config.model_type
-        encoder = _ENCODERS.get(kind) or find_plugin("encoders", kind)
+        encoder = ENCODERS.get(kind) or find_plugin("encoders", kind)
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
-        self._options = _OPTIONS[kind](config) if kind in _OPTIONS else {}
+        self._options = OPTIONS[kind](config) if kind in OPTIONS else {}
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
         self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
-        if self._encode is _encode_qwen:
+        if self._encode is encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        product = packing(weight_layout, dtype, device) if kind not in _PLAIN else None
+        product = packing(weight_layout, dtype, device) if kind not in PLAIN else None
         if product is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)
@@ -76,7 +81,7 @@ class VisionModel:
 
     def _clip_processor(self, model_dir: Path, kind: str) -> ClipProcessor | None:
         """A model whose clips are not known here still has its pictures."""
-        if self._readers is None or self._encode is not _encode_qwen:
+        if self._readers is None or self._encode is not encode_qwen:
             return None
         try:
             return ClipProcessor(model_dir, self._readers, clips_of(kind).grid_class)
@@ -171,103 +176,40 @@ def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
     return tensors
 
 
-def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts: patches of all pictures in one
-    packed run."""
-    output = model.get_image_features(
-        torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
-        torch.cat([pixels["image_grid_thw"] for pixels in batch]),
-        segments=segments.Segments(),
-    )
-    entries = [{EC_TENSOR: embeds} for embeds in output.pooler_output]
-    for level, features in enumerate(getattr(output, "deepstack_features", None) or ()):
-        for entry, embeds in zip(entries, features, strict=True):
-            entry[deepstack_name(level)] = embeds
-    return entries
+Image = NDArray[Any]
 
 
-def _encode_gemma3(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    pixels = torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype)
-    return [{EC_TENSOR: embeds} for embeds in model.get_image_features(pixels).pooler_output]
+def picture_processor(model_dir: Path) -> Any:
+    """The processor that the model directory names."""
+    processor = AutoImageProcessor.from_pretrained(model_dir)
+    if isinstance(processor, PilBackend):
+        # A class that stands behind the family's own and before the backend's.
+        kind = type(processor)
+        processor.__class__ = type(kind.__name__, (kind, _LeanBackend), {})
+    return processor
 
 
-def _encode_gemma4(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Patches of each picture, filled up to the most that one has."""
-    output = model.get_image_features(
-        torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
-        torch.cat([pixels["image_position_ids"] for pixels in batch]),
-    )
-    return [{EC_TENSOR: embeds} for embeds in output.pooler_output]
+class _LeanBackend(PilBackend):
+    """Pictures are uint8[channels, rows, columns] until they are rescaled.
 
+    With torchvision transformers takes its own processors for it. Without, its numpy ones took a
+    third of a 1080p picture's time to normalize it, channels innermost and in new memory twice.
+    Here a table of 256 entries makes the same values channel by channel, and sums are in place.
+    Pillow and numpy let other threads of the process run meanwhile.
+    """
 
-def _encode_llava_onevision(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """One picture a run: each has its own number of crops."""
-    return [{EC_TENSOR: _llava_picture(model, pixels)} for pixels in batch]
+    def rescale(self, image: Image, scale: float, **options: Any) -> Image:
+        if image.dtype != np.uint8:
+            changed: Image = super().rescale(image, scale, **options)
+            return changed
+        table = super().rescale(np.arange(256, dtype=np.uint8)[None, None], scale)[0, 0]
+        return np.take(table, image)  # rows in order in memory, whatever the picture's order is
 
-
-def _llava_picture(model: Any, pixels: Pixels) -> torch.Tensor:
-    output = model.get_image_features(
-        pixels["pixel_values"].to(model.dtype),
-        pixels["image_sizes"],
-        batch_num_images=torch.ones(1, dtype=torch.int64),
-    )
-    return output.pooler_output[0]  # type: ignore[no-any-return]
-
-
-def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Tiles of all pictures in one run."""
-    tiles = [pixels["pixel_values"] for pixels in batch]
-    output = model.get_image_features(torch.cat(tiles).to(model.dtype)).pooler_output
-    parts = output.split([len(picture) for picture in tiles])
-    return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
-
-
-def _encode_mistral3(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """One picture a run: transformers' mask between pictures grows with the square of all."""
-    return [{EC_TENSOR: _mistral3_picture(model, pixels)} for pixels in batch]
-
-
-def _mistral3_picture(model: Any, pixels: Pixels) -> torch.Tensor:
-    values = pixels["pixel_values"].to(model.dtype)
-    return model.get_image_features(values, pixels["image_sizes"]).pooler_output[0]  # type: ignore[no-any-return]
-
-
-def _encode_smolvlm(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Tiles of all pictures in one run, as those of one picture."""
-    tiles = [pixels["pixel_values"] for pixels in batch]
-    (output,) = model.get_image_features(torch.cat(tiles, 1).to(model.dtype)).pooler_output
-    numbers = [picture.shape[1] for picture in tiles]
-    parts = output.view(sum(numbers), -1, output.shape[-1]).split(numbers)
-    return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
-
-
-def _encode_qwen2_audio(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    return [{EC_TENSOR: embeds} for embeds in encode_qwen2_audio(model, batch)]
-
-
-def _mistral3_options(config: PreTrainedConfig) -> dict[str, Any]:
-    return {"patch_size": config.vision_config.patch_size * config.spatial_merge_size}
-
-
-_PLAIN = frozenset({"gemma4"})
-"""Families whose own code reads a weight that a packed layer no longer has."""
-
-_OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
-    "internvl": lambda config: {"crop_to_patches": True},
-    "mistral3": _mistral3_options,
-}
-"""What a family's whole processor tells that of pictures, whatever the model directory says."""
-
-_ENCODERS: Mapping[str, Encoder] = {
-    "qwen2_vl": _encode_qwen,
-    "qwen2_5_vl": _encode_qwen,
-    "qwen3_vl": _encode_qwen,
-    "qwen3_vl_moe": _encode_qwen,
-    "gemma3": _encode_gemma3,
-    "gemma4": _encode_gemma4,
-    "internvl": _encode_internvl,
-    "qwen2_audio": _encode_qwen2_audio,
-    "llava_onevision": _encode_llava_onevision,
-    "mistral3": _encode_mistral3,
-    "smolvlm": _encode_smolvlm,
-}
+    def normalize(self, image: Image, mean: Any, std: Any, **options: Any) -> Image:
+        """In place, as the picture is a result of `rescale`."""
+        if image.dtype != np.float32 or not image.flags.writeable:
+            changed: Image = super().normalize(image, mean, std, **options)
+            return changed
+        image -= np.asarray(mean, np.float32).reshape(-1, 1, 1)
+        image /= np.asarray(std, np.float32).reshape(-1, 1, 1)
+        return image

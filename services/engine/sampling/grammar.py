@@ -23,7 +23,7 @@ _MOST_WAITING = 256
 _MAX_STATES = 50_000  # of a lexer, 1 to 2 kB each
 
 
-class Constraint:
+class GrammarConstraint:
     """One choice's way through a grammar."""
 
     def __init__(self, compiled: Future[LLMatcher], vocabulary: int) -> None:
@@ -37,9 +37,9 @@ class Constraint:
         """Whether `allowed` can be asked; until then the grammar is being compiled."""
         return self._compiled.done()
 
-    def another(self) -> Constraint:
+    def another(self) -> GrammarConstraint:
         """For another choice of the same request."""
-        return Constraint(self._compiled, self._vocabulary)
+        return GrammarConstraint(self._compiled, self._vocabulary)
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
         """Which tokens may follow `output`, which goes on from that of the last call. bool[V]
@@ -82,7 +82,7 @@ class Grammars:
         thread runs: do it before there are steps."""
         return Grammars(_tokenizer(model_dir, vocabulary, eos_token_ids), vocabulary)
 
-    def constraint(self, grammar: str) -> Constraint | None:
+    def constraint(self, grammar: str) -> GrammarConstraint | None:
         """For a request's first choice; None without a grammar.
 
         `InvalidRequest` if this model takes none, `Unavailable` if too many wait to be compiled.
@@ -94,7 +94,7 @@ class Grammars:
                 "structured output is not available: this model's tokenizer takes no grammars",
                 param="grammar",
             )
-        return Constraint(self._compile(grammar, self._tokenizer), self._vocabulary)
+        return GrammarConstraint(self._compile(grammar, self._tokenizer), self._vocabulary)
 
     def _compile(self, grammar: str, tokenizer: LLTokenizer) -> Future[LLMatcher]:
         found = self._compiled.get(grammar)

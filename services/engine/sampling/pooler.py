@@ -1,8 +1,9 @@
-"""From what a model's last layer says of the last token to a vector or a score."""
+"""What a model that pools answers with: its head, and from a hidden state a vector or a score."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -48,3 +49,23 @@ class VectorPooler:
 
     def _normalizes(self, wanted: PoolingParams) -> bool:
         return self._pooler.normalize if wanted.normalize is None else wanted.normalize
+
+
+def taken_score_head(model: Any, pooler: Pooler) -> torch.nn.Linear | None:
+    """hidden → logits of `pooler.score_tokens`, None if it has none. The model loses its own."""
+    if not pooler.score_tokens:
+        return None
+    own: torch.nn.Linear = model.lm_head
+    rows = torch.tensor(pooler.score_tokens, device=own.weight.device)
+    head = torch.nn.Linear(
+        own.in_features,
+        len(rows),
+        bias=own.bias is not None,
+        dtype=own.weight.dtype,
+        device=own.weight.device,
+    ).requires_grad_(False)
+    head.weight.copy_(own.weight[rows])
+    if own.bias is not None:
+        head.bias.copy_(own.bias[rows])
+    model.lm_head = None
+    return head

@@ -8,12 +8,14 @@ distribution, see `draw`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 
 from services.engine.sampling.adjust import Adjustments
 from services.engine.sampling.draw import draw
 from services.engine.sampling.logprobs import logprobs
+from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Sampled
 
@@ -86,3 +88,35 @@ def _choose(
 
 def _number(request: Request, ahead: int) -> float:
     return uniform(request.sampling.seed or 0, request.index, request.num_output + ahead)
+
+
+def checked(chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> list[Sampled]:
+    """One result for each choice. `sampled`: one for each token, of each chunk's choices in turn.
+
+    A guess is right if it is what is drawn in its place, so that an output is what it would be
+    without guesses. What was drawn behind a wrong one is worth nothing.
+    """
+    rows = iter(sampled)
+    found: list[Sampled] = []
+    for chunk in chunks:
+        for _ in chunk.samplers:
+            drawn = list(islice(rows, 1 + len(chunk.draft)))
+            found.append(_joined(drawn, chunk.draft) if chunk.draft else drawn[0])
+    return found
+
+
+def _joined(drawn: Sequence[Sampled], draft: Sequence[int]) -> Sampled:
+    kept = 1
+    for guess, one in zip(draft, drawn, strict=False):
+        if one.token_ids != [guess]:
+            break
+        kept += 1
+    first = drawn[0]
+    logprobs = [entry for one in drawn[:kept] for entry in one.logprobs or ()]
+    return Sampled(
+        first.request,
+        [token for one in drawn[:kept] for token in one.token_ids],
+        logprobs or None,
+        first.failure,
+        drafted=len(draft),
+    )

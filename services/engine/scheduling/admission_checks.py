@@ -14,7 +14,7 @@ from protocol.sampling_checks import check_request
 from protocol.types import GenerateRequest
 from services.engine.config import EngineConfig
 from services.engine.scheduling.ranking import ranking
-from services.engine.scheduling.request import Adapter, Request, choices_of
+from services.engine.scheduling.request import NamedAdapter, Request, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock
 
@@ -105,7 +105,7 @@ class AdmissionChecks:
             adapter=adapter,
         )
 
-    def _keys(self, source: GenerateRequest, adapter: Adapter | None) -> BlockKeyChain:
+    def _keys(self, source: GenerateRequest, adapter: NamedAdapter | None) -> BlockKeyChain:
         config, root = self._config, self._root
         if source.cache_salt or adapter is not None:
             root = root_key(

@@ -1,4 +1,5 @@
-"""Requests that wait for an embedding are passed by without another look at their prefix."""
+"""How far a prompt can be computed with the embeddings that are there; requests that wait for one
+are passed by without another look at their prefix."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.request import Request
 
 _LOOK_EVERY = 64  # steps between looks at a request whose embedding is not there
@@ -45,3 +47,25 @@ class AwaitedItems:
             if not self.embeddings.ready(item.mm_hash):
                 return item.mm_hash
         return None
+
+
+def chunk_size(
+    request: Request, embeddings: EmbeddingCache, limits: Limits, budget: int, most: int
+) -> int:
+    """Tokens that can run now: within the budget, up to the first embedding not there yet, and
+    without the last if what may follow it is not known yet. A media span that must be whole may
+    take up to `most`."""
+    start = request.num_computed
+    known = len(request.tokens) - (not request.may_sample)
+    end = min(known, start + budget)
+    if limits.whole_prompts and end < known:
+        return 0
+    for item in request.items_in(start, end):
+        if not embeddings.ready(item.mm_hash):
+            end = max(start, item.offset)
+            break
+        if limits.whole_media and item.end > end:
+            fits = item.offset <= start and item.end <= min(known, start + most)
+            end = item.end if fits else max(start, item.offset)
+            break
+    return end - start

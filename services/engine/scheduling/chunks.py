@@ -13,18 +13,17 @@ from services.engine.scheduling.request import Request
 class Chunk:
     """Tokens start … start + count − 1 of a request, and the choices that sample after them.
 
-    A choice that decodes may gain up to `steps` tokens, each computed from the one before. There
-    are blocks for `room` tokens more, which may be guessed: `draft` are those that have been, and
-    are computed in the same step, so that as many as were guessed rightly are gained too.
+    A draft is computed in the same step, so that as many tokens as were guessed rightly are gained
+    too.
     """
 
-    request: Request
-    start: int
-    count: int
-    samplers: tuple[Request, ...] = ()
-    steps: int = 1
-    room: int = 0
-    draft: tuple[int, ...] = ()
+    request: Request  # whose tokens they are
+    start: int  # the first of them, counted from the start of the prompt
+    count: int  # how many are computed
+    samplers: tuple[Request, ...] = ()  # choices that draw a token from the last one's logits
+    steps: int = 1  # tokens that a choice which decodes may gain, each computed from the one before
+    room: int = 0  # further tokens that there are blocks for, which may be guessed
+    draft: tuple[int, ...] = ()  # those that have been guessed
 
     @property
     def end(self) -> int:

@@ -1,11 +1,37 @@
-"""How long pictures and prompts may hold up the requests that decode."""
+"""How long pictures and prompts may hold up the requests that decode, by how fast runs turn out."""
 
 from __future__ import annotations
 
 import math
 
 from services.engine.scheduling.chunks import Work
-from services.engine.scheduling.run_bound import RunBound
+
+_RUN_S = 0.1
+
+
+class RunBound:
+    """At most `most` units (patches of pictures, tokens of prompts), and no more than should take
+    the time that a run may take."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.units_per_s = 0.0  # of the runs so far, 0 before the first
+
+    @property
+    def room(self) -> float:
+        """Units of a run that holds its first picture up, by all others, for 0.1 s at most; a run
+        takes that picture however large it is."""
+        return self.room_in(_RUN_S)
+
+    def room_in(self, seconds: float) -> float:
+        return min(self.most, self.units_per_s * seconds)
+
+    def learn(self, units: int, seconds: float) -> None:
+        """A small run says little of how fast a large one is: the rate rises at once and falls
+        slowly."""
+        rate = units / max(seconds, 1e-6)
+        self.units_per_s = max((self.units_per_s + rate) / 2, rate)
+
 
 _LEAST_TOKENS = 16  # of a prompt in a step that has no time left: it must end some day
 _DECODES_KEPT = 0.8  # weight of earlier steps in the time of a step that only decodes

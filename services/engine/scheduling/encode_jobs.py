@@ -1,4 +1,4 @@
-"""Pictures that are to be encoded, and the requests that wait for each."""
+"""Pictures that are to be encoded, the requests that wait for each, which of them come again."""
 
 from __future__ import annotations
 
@@ -99,3 +99,20 @@ class EncodeJobs:
         """When the next request must have been answered."""
         waiters = (waiter for job in self._jobs.values() for waiter in job.waiters)
         return min((w.deadline for w in waiters if w.deadline is not None), default=None)
+
+
+class SeenBefore:
+    """`count`: how often a name was added that is among the last `most` added."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._names: dict[str, None] = {}  # the one added last is the last
+        self.count = 0
+
+    def add(self, name: str) -> None:
+        if name in self._names:
+            self.count += 1
+            del self._names[name]
+        elif len(self._names) >= self._most:
+            del self._names[next(iter(self._names))]
+        self._names[name] = None

@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from connectors.base import ECConnector, Entry
+from connectors.base import ECConnector
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.histogram import SECONDS, Histogram
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
-from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
-from services.engine.scheduling.encode_run import EncodeRun, Results
-from services.engine.scheduling.run_bound import RunBound
+from services.engine.pulse import StepSizes
+from services.engine.scheduling.decode_delay import RunBound
+from services.engine.scheduling.encode_jobs import EncodeJobs, Job, SeenBefore, Waiter
+from services.engine.scheduling.encode_run import EncodeRun, Results, Unstored
+from services.engine.scheduling.request_times import StageTimes
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
-from services.engine.scheduling.seen_before import SeenBefore
-from services.engine.scheduling.stage_times import StageTimes
-from services.engine.step_sizes import StepSizes
 
 _REMEMBERED = 16384  # names of pictures: some 2 MB
 
@@ -56,7 +55,7 @@ class EncodeQueue:
         self._begun = 0.0
         self._pictures = pictures
         self._jobs = EncodeJobs()
-        self._unstored: dict[str, Entry] = {}
+        self._unstored = Unstored(store, self._jobs)
         self.encoded = 0
         self.runs = 0
         self.hits = 0
@@ -206,54 +205,12 @@ class EncodeQueue:
             else:
                 self.encoded += 1
                 self.encoded_again.add(prepared.item.mm_hash)
-                self._unstored[prepared.item.mm_hash] = Entry(result, ())
+                self._unstored.add(prepared.item.mm_hash, result)
         return outputs + self._store_all()
 
     def _store_all(self) -> list[EncodeOutput]:
-        """Store what has been encoded, as far as there is room: what a consumer is waiting for in
-        place of what no consumer has asked for yet, the rest in the order of encoding."""
-        outputs: list[EncodeOutput] = []
-        wanted = [mm_hash for mm_hash in self._unstored if self._store.wanted(mm_hash)]
-        for mm_hash in wanted:
-            outputs += self._store_one(mm_hash, wanted=True) or []
-        for mm_hash in list(self._unstored):
-            stored = self._store_one(mm_hash, wanted=False)
-            if stored is None:
-                break
-            outputs += stored
-        self._drop_unneeded()
-        return outputs
-
-    def _drop_unneeded(self) -> None:
-        """What found no room and no request needs is made again once one asks for it."""
-        now = self._clock()
-        for mm_hash, entry in list(self._unstored.items()):
-            if not (mm_hash in self._jobs or entry.held(now) or self._store.wanted(mm_hash)):
-                del self._unstored[mm_hash]
-
-    def _store_one(self, mm_hash: str, *, wanted: bool) -> list[EncodeOutput] | None:
-        """The answers that are due, None if there is no room."""
-        waiters = self._jobs.waiters(mm_hash)
-        encoded = self._unstored[mm_hash]
-        come = [waiter.holder for waiter in waiters]
-        earlier = [holder for holder in encoded.holders if holder not in come]
-        deadlines = {name: encoded.deadlines[name] for name in earlier if name in encoded.deadlines}
-        entry = Entry(encoded.tensors, (*earlier, *come), deadlines)
-        left: dict[str, Entry] = {}
-        try:
-            if wanted:
-                params = self._store.swap(mm_hash, entry, left)
-            else:
-                params = self._store.offer(mm_hash, entry)
-        except TriptychError as error:
-            return self._fail(mm_hash, error)
-        finally:
-            self._unstored |= left
-        if params is None:
-            return None
-        del self._unstored[mm_hash]
-        self._jobs.end(mm_hash)
-        return [EncodeOutput(w.request_id, mm_hash, params) for w in waiters]
+        """Put what has been encoded into the store, as far as there is room."""
+        return self._unstored.store_all(self._fail, self._clock())
 
     @property
     def next_deadline(self) -> float | None:
@@ -263,7 +220,7 @@ class EncodeQueue:
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
         waiters = self._jobs.end(mm_hash)
         self._pictures.discard(mm_hash)
-        self._unstored.pop(mm_hash, None)
+        self._unstored.drop(mm_hash)
         return [_failed(waiter, mm_hash, error) for waiter in waiters]
 
     def fail_all(self, error: TriptychError) -> list[EncodeOutput]:

@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
+from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
+from services.engine.pulse import StepSizes
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
+from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
 from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
-from services.engine.scheduling.endings import ending
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
-from services.engine.scheduling.request import Request, Status, choices_of
-from services.engine.scheduling.request_times import RequestTimes
+from services.engine.scheduling.request import Request, Status
+from services.engine.scheduling.request_times import RequestTimes, StageTimes, stages_of
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
-from services.engine.scheduling.sibling_choices import SiblingChoices
-from services.engine.scheduling.spare_room import trim
-from services.engine.scheduling.stage_times import StageTimes
-from services.engine.step_sizes import StepSizes
+from services.engine.scheduling.seams import Admission, Clock, Meter, Sampled, StepRunner
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
-
-_COUNTED = (
-    *("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps"),
-    *("drafts", "draft_tokens", "accepted_draft_tokens"),
-)
 
 
 class GenerateCore:
@@ -39,20 +31,12 @@ class GenerateCore:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        model: Admission,
-        scheduler: Scheduler,
-        runner: Runner,
-        transfers: KVFetches,
-        meter: Meter,
-        clock: Clock,
+        self, config: EngineConfig, model: Admission, scheduler: Scheduler, runner: StepRunner,
+        transfers: KVFetches, meter: Meter, clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
-        make_keys: MakeKeys | None = None,
-        delay: DecodeDelay | None = None,
-        tiers: KVTiers | None = None,
-        sizes: StepSizes | None = None,
-    ) -> None:
+        make_keys: MakeKeys | None = None, delay: DecodeDelay | None = None,
+        tiers: KVTiers | None = None, sizes: StepSizes | None = None,
+    ) -> None:  # fmt: skip
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
         without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
         what the pool has no room for. `sizes` are told what a step does."""
@@ -71,12 +55,13 @@ class GenerateCore:
         )
         self._live = LiveRequests()
         self._choices = SiblingChoices(self._live, scheduler)
-        self._progressed = False
+        self.progressed = False  # whether the last step ran anything; else all wait for something
         self._in_step: list[str] = []
         self._begun = 0.0
         self._work = Work()
-        self.counters = dict.fromkeys(_COUNTED, 0)
         self.times = RequestTimes(clock)
+        self._outputs = ChoiceOutputs(scheduler, config.eos_token_ids, self.times)
+        self.counters = self._outputs.counters
         self.stages: StageTimes[Request] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
@@ -87,9 +72,7 @@ class GenerateCore:
         try:
             self.admit(source)
         except TriptychError as error:
-            return [
-                RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
-            ]
+            return [failure(source.request_id, 0, error)]
         return []
 
     def admit(self, source: GenerateRequest) -> None:
@@ -121,12 +104,7 @@ class GenerateCore:
             return None
         if self.transfers.fetching(request):
             return ["transfer KV"]
-        embeddings, left = self.scheduler.embeddings, request.items_left
-        stages = [] if all(embeddings.ready(i.mm_hash) for i in left) else ["transfer embeddings"]
-        if request.status is not Status.RUNNING:
-            return [*stages, "queue"]
-        begun = request.received or request.num_computed >= request.num_prompt
-        return [*stages, "decode" if begun else "prefill"]
+        return stages_of(request, self.scheduler.embeddings)
 
     @property
     def next_deadline(self) -> float | None:
@@ -177,8 +155,10 @@ class GenerateCore:
             self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
         )
         self._note_starts()
-        self._tell_of_preemptions()
-        self._progressed = bool(chunks)
+        for request in self.scheduler.preempted:  # what was told of their KV does not hold any more
+            self.transfers.offers.restart(request.source.request_id)
+        self.scheduler.preempted.clear()
+        self.progressed = bool(chunks)
         if chunks:
             self.counters["steps"] += 1
             self._work = work_of(chunks)
@@ -191,11 +171,6 @@ class GenerateCore:
         if self.scheduler.started:
             self.times.started(self.scheduler.started)
             self.scheduler.started.clear()
-
-    def _tell_of_preemptions(self) -> None:
-        for request in self.scheduler.preempted:
-            self.transfers.offers.restart(request.source.request_id)
-        self.scheduler.preempted.clear()
 
     def complete(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> list[RequestOutput]:
         """Account for chunks that have run; what their requests gained. Those that have ended in
@@ -219,14 +194,11 @@ class GenerateCore:
         self.stages.look()
         return gained
 
-    @property
-    def progressed(self) -> bool:
-        """Whether the last step ran anything; if not, requests wait for something to arrive."""
-        return self._progressed
-
     def advance(self) -> list[RequestOutput]:
         """All that time, peers and lower tiers have brought: deadlines, KV, embeddings."""
-        outputs = self._expire()
+        late = self._live.late(self._clock())
+        passed = DeadlineExceeded("the request's deadline has passed")
+        outputs = [self._fail(request, passed) for request in late]
         self.tiers.advance()
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))
@@ -244,69 +216,23 @@ class GenerateCore:
         self.stages.look()
         return outputs
 
-    def _expire(self) -> list[RequestOutput]:
-        return [
-            self._fail(request, DeadlineExceeded("the request's deadline has passed"))
-            for request in self._live.late(self._clock())
-        ]
-
     def _fail(self, request: Request, error: TriptychError) -> RequestOutput:
         self._drop(request)
-        return RequestOutput(
-            request.source.request_id, request.index, finish_reason="error", error=error_info(error)
-        )
+        return failure(request.source.request_id, request.index, error)
 
     def fail_all(self, error: TriptychError) -> list[RequestOutput]:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
         self.abort(self._live.names())
         self.transfers.arrived.clear()
         self.transfers.offers.seal([])
-        info = error_info(error)
-        return [RequestOutput(name, finish_reason="error", error=info) for name in self._in_step]
+        return [failure(name, 0, error) for name in self._in_step]
 
     def _gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:
         """What a choice puts out; tokens that are `adopted` were counted where they were made."""
-        request = sampled.request
-        first = request.num_output == len(request.source.emitted.get(request.index, ()))
-        reason, stop, count = ending(request, sampled.token_ids, self._config.eos_token_ids)
-        tokens, logprobs = sampled.token_ids[:count], sampled.logprobs
-        request.tokens += tokens
-        if count > 1:
-            self.scheduler.computed(request, request.num_computed + count - 1)
-        trim(request, self.scheduler.blocks)
-        output = RequestOutput(
-            request.source.request_id,
-            request.index,
-            tokens,
-            logprobs[:count] if logprobs else None,
-            reason,
-            stop,
-            pooled=sampled.pooled,
-        )
-        if first:
-            self.times.first_output(request, adopted=adopted)
-            self._count_prompt(request, output)
-        self.counters["generation_tokens"] += 0 if adopted else count
-        if sampled.drafted:
-            self.counters["drafts"] += 1
-            self.counters["draft_tokens"] += sampled.drafted
-            self.counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
-        if reason is not None:
-            handed_over = request.hands_over and reason == "length"
-            self.times.finished(request, handed_over=handed_over)
-            self._finish(request)
+        output = self._outputs.gained(sampled, adopted=adopted)
+        if output.finish_reason is not None:
+            self._finish(sampled.request)
         return output
-
-    def _count_prompt(self, request: Request, output: RequestOutput) -> None:
-        output.cached_tokens = request.num_cached or 0
-        if request.index != choices_of(request.source)[0]:
-            return
-        output.prompt_logprobs = request.prompt_logprobs or None
-        if request.received:  # its prompt is counted where it was computed
-            self.counters["received_tokens"] += request.num_prompt
-            return
-        self.counters["prompt_tokens"] += request.num_prompt
-        self.counters["cached_tokens"] += output.cached_tokens
 
     def _finish(self, request: Request) -> None:
         self._live.remove(request)
@@ -320,8 +246,5 @@ class GenerateCore:
         owners = [r.blocks for r in self.scheduler.all_requests()]
         owners += [*self.transfers.owned_blocks(), *self.tiers.owned_blocks()]
         problems = self.scheduler.blocks.check_integrity(owners) + self.tiers.check_integrity()
-        known, queued = {r.key for r in self._live}, self.scheduler.keys()
-        problems += self.scheduler.embeddings.check_integrity(known)
-        problems += [f"request {key} is in no queue" for key in known - queued]
-        problems += [f"request {key} is queued but unknown" for key in queued - known]
-        return problems
+        problems += self.scheduler.embeddings.check_integrity({r.key for r in self._live})
+        return problems + self._live.check_integrity(self.scheduler.keys())

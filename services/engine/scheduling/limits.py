@@ -20,25 +20,24 @@ def never(request: Request, matched: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """`max_num_batched_tokens` bounds a step, `max_num_seqs` the requests that run at once,
-    `max_prefill_beside_decode`, unless 0, the prompt tokens of a step in which requests decode."""
+    """What a step may compute."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int  # requests that run at once
+    max_num_batched_tokens: int  # tokens of a step
+    # No chunk may end inside a media span: its tokens see one another in both directions.
     whole_media: bool = False
-    """No chunk may end inside a media span (its tokens see one another in both directions)."""
+    # Prompt tokens of a step in which requests decode, 0 for no bound.
     max_prefill_beside_decode: int = 0
+    # Tokens that a choice may gain in one step while all decode and none waits.
     decode_steps: int = 1
-    """Tokens that a choice may gain in one step while all decode and none waits."""
+    # Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
+    # is 0.6 MB for a vocabulary of 150,000 tokens.
     scored_tokens: int = 512
-    """Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
-    is 0.6 MB for a vocabulary of 150,000 tokens."""
+    # Tokens that may be guessed for a request in a step in which it decodes.
     drafted_tokens: int = 0
-    """Tokens that may be guessed for a request in a step in which it decodes."""
+    # A prompt runs in one chunk: its tokens see one another in both directions.
     whole_prompts: bool = False
-    """A prompt runs in one chunk (its tokens see one another in both directions)."""
-    most_drafted_for: int = 0
-    """Requests in a step beyond which none are guessed: the step is busy with them."""
+    most_drafted_for: int = 0  # requests of a step beyond which none are guessed for
 
     def __post_init__(self) -> None:
         """`ConfigError` names the flag at fault: with less than this, some requests never run."""

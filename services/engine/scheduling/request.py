@@ -41,7 +41,7 @@ class Constraint(Protocol):
         """Which tokens may follow `output`, which goes on from that of the last call. bool[V]"""
 
 
-class Adapter(Protocol):
+class NamedAdapter(Protocol):
     """A LoRA adapter of the model."""
 
     @property
@@ -88,7 +88,7 @@ class Request:
     awaits_item: str | None = None  # mm_hash of the embedding without which it cannot start
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
-    adapter: Adapter | None = None  # what computes it beside the model
+    adapter: NamedAdapter | None = None  # what computes it beside the model
     times: Times = field(default_factory=Times)  # for metrics
     # of the prompt's tokens from the second on, as far as they are scored
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)

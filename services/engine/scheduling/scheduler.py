@@ -18,7 +18,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.engine.scheduling.awaited_items import AwaitedItems
+from services.engine.scheduling.awaited_items import AwaitedItems, chunk_size
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -96,7 +96,7 @@ class Scheduler:
     def _schedule_running(self, request: Request, budget: int, step: Step) -> None:
         if request.status is not Status.RUNNING:
             return
-        count = self._chunk_size(request, budget, step.left)
+        count = chunk_size(request, self.embeddings, self.limits, budget, step.left)
         if count and self._grow(request, request.num_computed + count, step):
             step.add(chunk_of(request, count))
 
@@ -130,7 +130,8 @@ class Scheduler:
         request.num_matched = request.num_computed = len(matched) * self.blocks.block_size
         # Pinned before it is known whether it starts: its embeddings come meanwhile.
         self.embeddings.pin(request)
-        count = self._chunk_size(request, step.for_prompt(request), step.left)
+        budget = step.for_prompt(request)
+        count = chunk_size(request, self.embeddings, self.limits, budget, step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
         if count == 0 or not self._find_room(request, needed, matched, step):
             self._awaited.pass_by(request)
@@ -178,25 +179,6 @@ class Scheduler:
         request.num_matched, request.awaits_item = 0, None
         self.running.append(request)
         self.started.append(request)
-
-    def _chunk_size(self, request: Request, budget: int, most: int) -> int:
-        """Tokens that can run now: within the budget, up to the first embedding not there yet, and
-        without the last if what may follow it is not known yet. A media span that must be whole may
-        take up to `most`."""
-        start = request.num_computed
-        known = len(request.tokens) - (not request.may_sample)
-        end = min(known, start + budget)
-        if self.limits.whole_prompts and end < known:
-            return 0
-        for item in request.items_in(start, end):
-            if not self.embeddings.ready(item.mm_hash):
-                end = max(start, item.offset)
-                break
-            if self.limits.whole_media and item.end > end:
-                fits = item.offset <= start and item.end <= min(known, start + most)
-                end = item.end if fits else max(start, item.offset)
-                break
-        return end - start
 
     def _grow(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Give a running request room for `num_tokens`, preempting younger ones if needed."""

@@ -16,7 +16,7 @@ from protocol.errors import TriptychError
 from protocol.registry import Rates
 from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, SamplingParams
 from services.engine.scheduling.chunks import Chunk, Work
-from services.engine.scheduling.request import Adapter, Constraint, Request
+from services.engine.scheduling.request import Constraint, NamedAdapter, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ class Sampled:
     pooled: bytes = b""
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """The model, one step at a time."""
 
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
@@ -72,7 +72,7 @@ class Admission(Protocol):
         """For a request's first choice, None if any token may come next. `InvalidRequest` or
         `Unavailable` if there cannot be one."""
 
-    def adapter(self, source: GenerateRequest) -> Adapter | None:
+    def adapter(self, source: GenerateRequest) -> NamedAdapter | None:
         """The LoRA adapter that a request's `model` names, None for the model itself;
         `ModelNotFound` or `Unavailable` if it is not here, or has other weights."""
 

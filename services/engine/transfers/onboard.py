@@ -12,25 +12,25 @@ from services.engine.scheduling.request import Request
 class Share:
     """What one tier gives: `numbers` are places in `Onboard.blocks`."""
 
-    level: int
+    level: int  # of the tier, 0 for the uppermost
     numbers: list[int]
-    slots: list[int]
-    copy: TierCopy
-    done: Copied | None = None
+    slots: list[int]  # where the blocks lie in its store
+    copy: TierCopy  # under way until it says that it is done
+    done: Copied | None = None  # what came of it
 
 
 @dataclass(eq=False)
 class Onboard:
-    """Blocks first, first + 1, … of a prompt. Its `blocks`, and the `matched` ones before them that
-    are in the pool, are owned until every copy has ended. `valid`: the keys still name them."""
+    """Blocks first, first + 1, … of a prompt. `blocks` and `matched` are owned until every copy has
+    ended: a block that were freed before could be written to under another request."""
 
-    request: Request
-    first: int
-    keys: list[bytes]
-    matched: list[int]
-    blocks: list[int]
-    shares: list[Share] = field(default_factory=list)
-    valid: bool = True
+    request: Request  # whose prompt it is
+    first: int  # number of the first block in the prompt
+    keys: list[bytes]  # of the blocks, as tiers name them
+    matched: list[int]  # blocks before them that are in the pool
+    blocks: list[int]  # of the pool, which the copies write to
+    shares: list[Share] = field(default_factory=list)  # what each tier gives
+    valid: bool = True  # the keys still name the blocks
 
 
 @dataclass(frozen=True)

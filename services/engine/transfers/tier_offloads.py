@@ -22,14 +22,11 @@ _STAGING = 4 * _BATCH  # slots: a tier with no more is above all a way to the on
 
 @dataclass(eq=False)
 class Tier:
-    """One tier: where its blocks are, what is in it, and what has been counted.
+    """One tier: where its blocks are, what is in it, and what has been counted."""
 
-    `block_s`: how long a block takes to come back, 0 while it is unknown.
-    """
-
-    store: TierStore
-    shelf: TierShelf
-    block_s: float = 0.0
+    store: TierStore  # where blocks are copied to and from
+    shelf: TierShelf  # which of them hold what
+    block_s: float = 0.0  # how long a block takes to come back, 0 while it is unknown
     offloaded: int = 0  # blocks that came into it
     onboarded: int = 0  # blocks that went back into the pool
     failed: int = 0  # blocks that could not be written, or were not what was written

@@ -10,13 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from protocol.errors import UpstreamError
-from protocol.openai_answers import (
-    Answer,
-    ChatFinish,
-    ChatLogprobs,
-    PromptLogprobs,
-    TextLogprobs,
-)
+from protocol.openai_answers import Answer, ChatFinish, ChatLogprobs, PromptLogprobs, TextLogprobs
 from protocol.types import FinishReason, PositionLogprobs
 from services.frontend.answers.logprobs import (
     Spelling,

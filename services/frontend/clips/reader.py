@@ -15,13 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import (
-    InternalError,
-    TriptychError,
-    Unavailable,
-    UpstreamError,
-    from_info,
-)
+from protocol.errors import InternalError, TriptychError, Unavailable, UpstreamError, from_info
 from services.frontend.clips.limits import ClipLimits, invalid_clip
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,

@@ -11,13 +11,7 @@ import msgspec
 from protocol.errors import InvalidRequest
 from protocol.openai import CompletionRequest
 from protocol.pooling import PoolingParams, check_task
-from protocol.pooling_requests import (
-    EmbeddingRequest,
-    Pair,
-    PairFields,
-    PoolingFields,
-    TextFields,
-)
+from protocol.pooling_requests import EmbeddingRequest, Pair, PairFields, PoolingFields, TextFields
 from protocol.types import GenerateRequest
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompts.guard import Guard

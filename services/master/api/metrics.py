@@ -175,7 +175,7 @@ class _Collector(Collector):
                 instances.add_metric([model, role, state], count)
             for kind, count in _entries(fleet).items():
                 entries.add_metric([model, kind], count)
-            for kind, count in dataclasses.asdict(fleet.counts).items():
+            for kind, count in dataclasses.asdict(fleet.events.counts).items():
                 events.add_metric([model, kind], count)
         yield from (instances, entries, events, self._wanted())
 

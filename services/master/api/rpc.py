@@ -51,7 +51,7 @@ class RpcApp:
         self._service = service
         self._app = app
         self._calls: Mapping[str, _Call] = {
-            REGISTER_PATH: _Call(InstanceInfo, service.register, service.check_address),
+            REGISTER_PATH: _Call(InstanceInfo, service.register, service.networks.check_worker),
             HEARTBEAT_PATH: _Call(Heartbeat, service.heartbeat),
             DEREGISTER_PATH: _Call(InstanceName, service.deregister),
             DRAIN_PATH: _Call(Drain, service.drain),

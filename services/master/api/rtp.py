@@ -49,15 +49,16 @@ _MOST_TOKENS = 1 << 40
 
 
 class RtpScheduleRequest(msgspec.Struct):
-    """`generate_timeout` in ms, 0 or less for none; priority 0 means 50. `cache_key_block_size`:
-    tokens that each key stands for, 0 for as many as the workers' blocks have."""
+    """RTP-LLM's question where to send a request."""
 
+    # Of the prompt's full blocks.
     block_cache_keys: Annotated[list[int], Meta(max_length=1 << 20)] = []
-    seq_len: Annotated[int, Meta(ge=1, le=_MOST_TOKENS)] = 1
-    model: str = ""
-    debug: bool = False
-    generate_timeout: Annotated[float, Meta(le=1e12)] = 0
-    request_priority: Annotated[int, Meta(ge=0, le=100)] = 0
+    seq_len: Annotated[int, Meta(ge=1, le=_MOST_TOKENS)] = 1  # tokens of the prompt
+    model: str = ""  # "" where only one is served
+    debug: bool = False  # asks for the numbers behind the choice
+    generate_timeout: Annotated[float, Meta(le=1e12)] = 0  # ms, 0 or less for none
+    request_priority: Annotated[int, Meta(ge=0, le=100)] = 0  # 0 means 50
+    # Tokens that each key stands for, 0 for as many as workers' blocks have.
     cache_key_block_size: Annotated[int, Meta(ge=0, le=65536)] = 0
 
 

@@ -26,21 +26,21 @@ from protocol.registry import (
 )
 from services.http.lame_duck import LameDuck
 from services.http.tasks import supervised
-from services.master.api.fleet_watch import FleetWatch
+from services.master.api.fleet_watch import FleetWatch, ended_before
 from services.master.api.metrics import MasterMetrics
 from services.master.api.worker_networks import WorkerNetworks
 from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
-from services.master.master import Master, MasterListener
-from services.master.placement.reservation import Reservation
-from services.master.placement.tickets import PlacementTicket
+from services.master.master import Master
+from services.master.placement.reservation import MasterListener, Reservation
+from services.master.placement.waiting import PlacementTicket
 from services.master.probing.fleet_metrics import FleetMetrics
 from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber
 from services.master.replication.messages import Added, Removed
+from services.master.replication.outbox import Staleness
 from services.master.replication.replicator import Replicator
-from services.master.replication.staleness import Staleness
 
 _TICK_S = 0.1
 _PUMP_S = 0.005  # reports within it are followed by one look at the queues
@@ -76,11 +76,11 @@ class MasterService(MasterListener):
     async def running(self) -> AsyncGenerator[None, None]:
         """Let things lapse in time; close every socket at the end."""
         prober = Prober(self.added, self.config, self._to_probe, self._key)
-        tasks = [
-            asyncio.create_task(supervised("the clock", self._tick)),
-            asyncio.create_task(supervised("the prober", prober.run)),
-            asyncio.create_task(supervised("the prober of suspects", self.suspects.run)),
-        ]
+        runs = {
+            "the clock": self._tick, "the prober": prober.run,
+            "the prober of suspects": self.suspects.run,
+        }  # fmt: skip
+        tasks = [asyncio.create_task(supervised(name, run)) for name, run in runs.items()]
         if self.replicator.enabled:
             tasks += await self._share()
         try:
@@ -92,8 +92,8 @@ class MasterService(MasterListener):
             self.subscriber.close()
 
     async def _share(self) -> list[asyncio.Task[None]]:
-        """Join the other masters; ready once their workers are known, or soon without. Imported
-        here because the client takes a tenth of a second to import."""
+        """Join the other masters; ready once their workers are known, or soon without."""
+        # Imported here: the client takes a tenth of a second to import.
         from services.master.probing.orphan_prober import OrphanProber
         from services.master.replication.redis_link import RedisLink
 
@@ -113,19 +113,16 @@ class MasterService(MasterListener):
         due = time.monotonic()
         while True:
             now = time.monotonic()
-            self._make_up_for(now - due)
+            if (late_s := now - due) > _TICK_S:
+                # While the loop was held up no heartbeat was read, though some wait to be: no lease
+                # lapses for that.
+                self.master.registry.prolong(late_s * 1e3)
+                self.replicator.others.prolong(late_s)
             with self.replicator.because("lapse"):
                 self.master.expire(now)
             self.replicator.others.expire(now)
             due = now + _TICK_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-
-    def _make_up_for(self, late_s: float) -> None:
-        """While the loop was held up no heartbeat was read, though some wait to be: no lease lapses
-        for that."""
-        if late_s > _TICK_S:
-            self.master.registry.prolong(late_s * 1e3)
-            self.replicator.others.prolong(late_s)
 
     def joined(self, info: InstanceInfo) -> None:
         self.subscriber.joined(info)
@@ -154,15 +151,6 @@ class MasterService(MasterListener):
 
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         return self.replicator.finished_elsewhere(report, now_ms)
-
-    async def check_address(self, info: InstanceInfo) -> None:
-        """`InvalidRequest` if the worker says that it is where none may be."""
-        await self.networks.check(info.url, info.events)
-
-    async def check_added(self, instance: ProbedInstance) -> None:
-        """As `check_address`, of one that is added with the admin key."""
-        if self.networks.named:
-            await self.networks.check(instance.url, instance.events)
 
     def register(self, info: InstanceInfo) -> LeaseAnswer:
         now = time.monotonic()
@@ -232,19 +220,13 @@ class MasterService(MasterListener):
     async def wait(self, ticket: PlacementTicket, left: asyncio.Future[Any]) -> Placement | None:
         """The placement of a waiting request, or its error raised; None if the caller has `left`,
         and what was placed for it is given back."""
-        ended, stays = asyncio.Event(), False
-        ticket.when_ended(ended.set)
-        waiting = asyncio.ensure_future(ended.wait())
+        stays = False
         try:
-            if ticket.outcome is None:
-                await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
-            stays = not left.done()
+            if not (stays := await ended_before(left, ticket.when_ended)):
+                return None
         finally:
-            waiting.cancel()
             if not stays:
                 self._abandon(ticket)
-        if not stays:
-            return None
         if isinstance(ticket.outcome, TriptychError):
             raise ticket.outcome
         return ticket.outcome
@@ -252,8 +234,7 @@ class MasterService(MasterListener):
     def _abandon(self, ticket: PlacementTicket) -> None:
         self.master.cancel(ticket)
         if isinstance(ticket.outcome, Placement):
-            gone = Finished(ticket.request.request_id, aborted=True)
-            self.finished(FinishedReports([gone]))
+            self.finished(FinishedReports([Finished(ticket.request.request_id, aborted=True)]))
 
     def _pump_soon(self) -> None:
         """Waiting requests are tried once for many reports that come together."""

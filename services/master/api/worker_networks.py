@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.flag_lists import ANY_NETWORK, Network, parse_networks
 from protocol.kv_events import EventSource
+from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 
 _NEAR = (
@@ -37,6 +38,10 @@ class WorkerNetworks:
         self._networks = _allowed(config, keyed=keyed)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
+
+    async def check_worker(self, info: InstanceInfo) -> None:
+        """As `check`, of a worker that registers."""
+        await self.check(info.url, info.events)
 
     async def check(self, url: str, events: list[EventSource]) -> None:
         """`InvalidRequest` names the field and the address that is outside; what is no address is

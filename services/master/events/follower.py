@@ -8,8 +8,14 @@ from collections.abc import Callable, Sequence
 from protocol.errors import InvalidRequest
 from protocol.event_frames import SNAPSHOT, parse_frames
 from protocol.kv_events import EventBatch
-from services.master.events.heard_cache import HeardCache, Sink
-from services.master.events.sequence import Message, Order, SequenceTracker, parse_message
+from services.master.events.heard import (
+    HeardCache,
+    Message,
+    Order,
+    SequenceTracker,
+    Sink,
+    parse_message,
+)
 
 _MAX_HELD = 100_000  # messages, for a replay whose end never comes
 

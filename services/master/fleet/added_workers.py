@@ -24,28 +24,22 @@ _BLOCK_SIZE = 16  # vLLM's on a GPU
 
 
 class ProbedInstance(msgspec.Struct, omit_defaults=True):
-    """Body of `POST /instances`: vLLM's four fields, then ours.
+    """Body of `POST /instances`: vLLM's four fields, then ours."""
 
-    `role`: the stage that the worker serves.
-    `url`: where it answers.
-    `ec_zmq_addrs`: where encoders push embeddings to, for each of its data-parallel ranks; none: it
-    fetches them.
-    `dp_size`: how many ranks it has.
-    `model`: "" for what the worker's `/v1/models` says.
-    `revision`: the proxy's name for the weights, or its block keys meet none of this worker's.
-    `block_size`: tokens of a KV block, 0 for what its metrics say, or 16.
-    `events`: vLLM's `--kv-events-config` endpoints.
-    `encodes`: a prefill worker that has the vision model too: it encodes where encoders are busier.
-    """
-
+    # The stage that the worker serves
     role: Literal["encode", "prefill", "decode", "prefill_decode"]
-    url: Url
+    url: Url  # where it answers
+    # Where encoders push embeddings to, for each of its data-parallel ranks; none: it fetches them
     ec_zmq_addrs: list[str] | str | None = None
-    dp_size: Annotated[int, Meta(ge=1, le=4096)] = 1
-    model: str = ""
+    dp_size: Annotated[int, Meta(ge=1, le=4096)] = 1  # how many ranks it has
+    model: str = ""  # "" for what the worker's `/v1/models` says
+    # The proxy's name for the weights, or its block keys meet none of this worker's
     revision: str = ""
+    # Tokens of a KV block, 0 for what its metrics say, or 16
     block_size: Annotated[int, Meta(ge=0, le=MAX_BLOCK_SIZE)] = 0
+    # vLLM's `--kv-events-config` endpoints
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
+    # A prefill worker that has the vision model too: it encodes where encoders are busier
     encodes: bool = False
 
     @property
@@ -85,29 +79,19 @@ class WorkerMetrics:
 
 @dataclass(eq=False)
 class Probed:
-    """A worker with what its probes said.
+    """A worker with what its probes said."""
 
-    `instance`: as it was added.
-    `seen`: when it last answered, or was added (s of the monotonic clock).
-    `learned`: the model that it names, until it fails: another one may be started there.
-    `aliases`, `adapters`: as it names them.
-    `block_size`: tokens of a KV block, as its metrics say.
-    `asking`: a probe is under way.
-    `failures`: probes in a row that have failed.
-    `up`: whether it is registered.
-    `error`: what the last probe failed with, "" if it did not.
-    """
-
-    instance: ProbedInstance
-    seen: float
-    learned: str = ""
+    instance: ProbedInstance  # as it was added
+    seen: float  # when it last answered, or was added (s of the monotonic clock)
+    learned: str = ""  # the model that it names, until it fails: another one may be started there
+    # `aliases`, `adapters`: as it names them
     aliases: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
-    block_size: int = 0
-    asking: bool = False
-    failures: int = 0
-    up: bool = False
-    error: str = ""
+    block_size: int = 0  # tokens of a KV block, as its metrics say
+    asking: bool = False  # a probe is under way
+    failures: int = 0  # probes in a row that have failed
+    up: bool = False  # whether it is registered
+    error: str = ""  # what the last probe failed with, "" if it did not
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""Who has come, changed and left since when, for those who follow the registry."""
+"""Who has come, changed and left since when, for those who follow the registry or listen to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.registry import Load, Workers, WorkerView
+from protocol.registry import InstanceInfo, Load, Workers, WorkerView
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
+
+
+class FleetListener:
+    """Does nothing; a subclass overrides what it wants to be told of. It is called in the middle of
+    a change and must not change workers itself."""
+
+    def joined(self, info: InstanceInfo) -> None:
+        """A worker has come or has restarted: its events are to be followed."""
+
+    def left(self, info: InstanceInfo) -> None:
+        """A worker is forgotten."""
+
+    def opened(self, instance_id: str, now_ms: float) -> None:
+        """Failures reported here have opened a worker's circuit breaker."""
+
+    def changed(self) -> None:
+        """The changelog has grown."""
+
 
 _MAX_GONE = 4096  # departures remembered for proxies that ask after a pause
 _NO_LOAD = Load()

@@ -54,64 +54,38 @@ class Cells:
 
 class Columns:
     """Every column is a float64 array [rows]. Times are ms of the caller's clock. Requests, tokens
-    and blocks are the last report's and what was placed since.
+    and blocks are the last report's and what was placed since. `none` [rows] are zeros."""
 
-    `penalty`: 0 may be used; inf drained, broken or no worker at all.
-    `least_free`: with so many free blocks or fewer it is full.
-    `busy_until`: when the work counted so far is done.
-    `others_until`: the same of that which was not placed here.
-    `send_until`: the same of embeddings to send.
-    `requests`: queued or running.
-    `queued_tokens`: to be computed.
-    `context_tokens`: of all requests that decode.
-    `free_blocks`, `total_blocks`: of KV; free ones below 0 are promised twice.
-    `max_running`: requests computed at once, inf if it does not say.
-    `base_ms`, `token_ms`, `cached_ms`: price of its kind of work, each time and by token: media
-    tokens of an encoder, computed and cached prompt tokens of others.
-    `host_ms`, `disk_ms`: until a token's KV is back from below the pool.
-    `step_ms`, `step_request_ms`, `step_context_ms`: of a decode step, by request in it and by token
-    of their contexts.
-    `bandwidth`: bytes per ms of transfers.
-    `kv_bytes`: of one token's KV; `kv_ms`: of its transfer.
-    `encodes`: 1 if it encodes media by itself.
-    `haste`: decode steps per ms that the strictest objective of a request placed there asks for, 0
-    for no objective.
-
-    Derived from these: `step_now`, a decode step as it is; `more_step_ms` + n * `more_context_ms`,
-    what one more request with n tokens of context makes of it, its own and the others' time;
-    `room`, requests until some must wait; `spare`, free blocks until full; `share` of one more
-    request, 0 for those with a penalty. `none` [rows] are zeros.
-    """
-
-    penalty: Floats
-    least_free: Floats
-    busy_until: Floats
-    others_until: Floats
-    send_until: Floats
-    requests: Floats
-    queued_tokens: Floats
-    context_tokens: Floats
-    free_blocks: Floats
-    total_blocks: Floats
-    max_running: Floats
-    base_ms: Floats
-    token_ms: Floats
-    cached_ms: Floats
-    host_ms: Floats
-    disk_ms: Floats
-    step_ms: Floats
-    step_request_ms: Floats
-    step_context_ms: Floats
-    bandwidth: Floats
-    kv_bytes: Floats
-    kv_ms: Floats
-    step_now: Floats
-    more_step_ms: Floats
-    more_context_ms: Floats
-    room: Floats
-    spare: Floats
-    share: Floats
-    encodes: Floats
+    penalty: Floats  # 0 may be used; inf drained, broken or no worker at all
+    least_free: Floats  # with so many free blocks or fewer it is full
+    busy_until: Floats  # when the work counted so far is done
+    others_until: Floats  # the same of that which was not placed here
+    send_until: Floats  # the same of embeddings to send
+    requests: Floats  # queued or running
+    queued_tokens: Floats  # to be computed
+    context_tokens: Floats  # of all requests that decode
+    free_blocks: Floats  # of KV; below 0 some are promised twice
+    total_blocks: Floats  # of KV
+    max_running: Floats  # requests computed at once, inf if it does not say
+    base_ms: Floats  # price of its kind of work, each time
+    token_ms: Floats  # and by token: media tokens of an encoder, computed prompt tokens of others
+    cached_ms: Floats  # and by cached prompt token
+    host_ms: Floats  # until a token's KV is back from host memory
+    disk_ms: Floats  # until a token's KV is back from disk
+    step_ms: Floats  # of a decode step
+    step_request_ms: Floats  # and by request in it
+    step_context_ms: Floats  # and by token of their contexts
+    bandwidth: Floats  # bytes per ms of transfers
+    kv_bytes: Floats  # of one token's KV
+    kv_ms: Floats  # of its transfer
+    step_now: Floats  # derived: a decode step as it is
+    more_step_ms: Floats  # derived: what one more request makes of it, its own and the others' time
+    more_context_ms: Floats  # derived: and by token of that request's context
+    room: Floats  # derived: requests until some must wait
+    spare: Floats  # derived: free blocks until full
+    share: Floats  # derived: of one more request, 0 for those with a penalty
+    encodes: Floats  # 1 if it encodes media by itself
+    # Decode steps per ms that the strictest objective placed there asks for, 0 for none.
     haste: Floats
 
     def __init__(self) -> None:

@@ -9,26 +9,15 @@ from types import MappingProxyType
 
 import msgspec
 
-from protocol.kv_events import (
-    AllBlocksCleared,
-    AllEmbeddingsCleared,
-    BlockRemoved,
-    BlockStored,
-    CacheEvent,
-    EmbeddingRemoved,
-    EmbeddingStored,
-    EventBatch,
-    short_key,
-)
 from protocol.registry import InstanceInfo, InstanceRole, StageRole
 from services.master.config import MasterConfig
+from services.master.fleet.cache_events import CacheEvents
 from services.master.fleet.cache_index import CacheIndex, PendingEncode
 from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner, learner
 from services.master.fleet.pool import Pool
 from services.master.fleet.priced_columns import STEP_SHARE
 from services.master.index.expected_prefixes import ExpectedPrefixes
-from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
 from services.master.index.prefix_index import HolderIndex, block_index
 from services.master.index.source_holdings import SourceHoldings
@@ -36,52 +25,32 @@ from services.master.index.source_holdings import SourceHoldings
 KINDS = ("encode", "prefill", "decode", "combined", "store")
 _KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
 _EXPIRE_MS = 1e3
-_LONGEST_NAME = 256  # no request can ask for longer ones
-_GPU = (None, "GPU", "gpu")
-
-
-@dataclass
-class EventCounts:
-    """What has come in by events of one model."""
-
-    blocks_stored: int = 0
-    blocks_removed: int = 0
-    media_stored: int = 0
-    media_removed: int = 0
-    ignored: int = 0
 
 
 @dataclass
 class Fleet:
-    """The workers of one model.
+    """The workers of one model."""
 
-    `model`: its name.
-    `config`: the master's.
-    `pools`: their load, by kind.
-    `exact`: their caches by content keys, as workers' events name them.
-    `predicted`: the same by the keys of proxies that have no model, as far as requests were placed
-    from here. The two never meet.
-    `by_slot`: the workers, by their number in the indices.
-    `counts`: what has come in by events.
-    `elastic`: how many of the workers may have several roles.
-    `media_at`: when a request with media was last placed here (ms).
-    """
-
-    model: str
-    config: MasterConfig
-    pools: dict[str, Pool] = field(init=False)
+    model: str  # its name
+    config: MasterConfig  # the master's
+    pools: dict[str, Pool] = field(init=False)  # their load, by kind
+    # Their caches by content keys, as workers' events name them
     exact: CacheIndex = field(init=False)
+    # The same by the keys of proxies that have no model, as far as requests were placed from here.
+    # The two never meet.
     predicted: CacheIndex = field(init=False)
+    # The workers, by their number in the indices
     by_slot: dict[int, Instance] = field(default_factory=dict)
-    counts: EventCounts = field(default_factory=EventCounts)
-    elastic: int = 0
-    media_at: float = -math.inf
+    events: CacheEvents = field(init=False)  # what workers' caches tell of themselves
+    elastic: int = 0  # how many of the workers may have several roles
+    media_at: float = -math.inf  # when a request with media was last placed here (ms)
     _free_slots: list[int] = field(default_factory=list)
     _expired_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.pools = {kind: Pool(kind, self.config) for kind in KINDS}
         self.exact, self.predicted = self._index(), self._index()
+        self.events = CacheEvents(self.model, self.pending, self.config.predict_blocks)
 
     def _index(self) -> CacheIndex:
         most = self.config.max_index_entries
@@ -175,73 +144,6 @@ class Fleet:
             PredictedCache(index.blocks, slot, ttl, blocks or most, kept),
             PredictedCache(index.media, slot, ttl, most, kept),
         )
-
-    def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:
-        """Events of one source of a worker. A malformed event changes nothing and is counted."""
-        self.counts.ignored += batch.unknown
-        for event in batch.events:
-            self._apply(instance, event, source)
-
-    def _apply(self, instance: Instance, event: CacheEvent, source: int) -> None:
-        match event:
-            case BlockStored(medium=medium) if medium in _GPU:
-                self._stored(instance, event, source)
-            case BlockRemoved(medium=medium) if medium in _GPU:
-                self._removed(instance, event, source)
-            case BlockStored() | BlockRemoved() if instance.held_below(event.medium) is not None:
-                self._changed_below(instance, event, source)
-            case AllBlocksCleared():
-                instance.forget_blocks(source)
-            case EmbeddingStored() if len(event.mm_hash) <= _LONGEST_NAME:
-                self.counts.media_stored += 1
-                instance.held_media.add(source, (event.mm_hash,))
-                pending = self.pending.get(event.mm_hash)
-                if pending is not None and pending.slot == instance.slot:
-                    del self.pending[event.mm_hash]
-            case EmbeddingRemoved():
-                self.counts.media_removed += 1
-                instance.held_media.remove(source, (event.mm_hash,))
-            case AllEmbeddingsCleared():
-                instance.held_media.drop(source)
-            case _:
-                self.counts.ignored += 1
-
-    def _stored(self, instance: Instance, event: BlockStored, source: int) -> None:
-        self.counts.blocks_stored += len(event.block_hashes)
-        if instance.info.foreign:
-            keys = self._foreign(instance, source).stored(event)
-        else:
-            keys = list(map(short_key, event.block_hashes))
-        instance.held_blocks.add(source, keys)
-
-    def _removed(self, instance: Instance, event: BlockRemoved, source: int) -> None:
-        self.counts.blocks_removed += len(event.block_hashes)
-        if instance.info.foreign:
-            keys = self._foreign(instance, source).removed(event.block_hashes)
-        else:
-            keys = list(map(short_key, event.block_hashes))
-        instance.held_blocks.remove(source, keys)
-
-    def _changed_below(
-        self, instance: Instance, event: BlockStored | BlockRemoved, source: int
-    ) -> None:
-        held, keys = instance.held_below(event.medium), list(map(short_key, event.block_hashes))
-        assert held is not None
-        if isinstance(event, BlockStored):
-            self.counts.blocks_stored += len(keys)
-            held.add(source, keys)
-        else:
-            self.counts.blocks_removed += len(keys)
-            held.remove(source, keys)
-
-    def _foreign(self, instance: Instance, source: int) -> ForeignBlocks:
-        """The names of a source's blocks: another rank's are another engine's."""
-        found = instance.foreign.get(source)
-        if found is None:
-            info = instance.info
-            limit = max(2 * info.load.total_blocks, self.config.predict_blocks)
-            found = instance.foreign[source] = ForeignBlocks(self.model, info.revision, limit)
-        return found
 
     def expire(self, now_ms: float) -> None:
         """Predictions and pending encodes that are over; looked through once a second."""

@@ -16,56 +16,36 @@ from services.master.index.source_holdings import SourceHoldings
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """A registered worker. Times are ms of the caller's monotonic clock.
+    """A registered worker. Times are ms of the caller's monotonic clock."""
 
-    `info`: as it has registered.
-    `pool`, `row`: where its load stands.
-    `slot`: its number in the indices of caches.
-    `lease_until`: when it is forgotten unless it is heard of.
-    `since`: when this generation of it was first known, to any master.
-    `role_since`: since when it serves its role.
-    `ordered_at`: when it was told of that role and has not said yet that it serves it;
-    None if it has.
-    `disobeyed_at`: when it was last found to serve another role than it was told.
-    `held_blocks`, `held_media`: what its sources of events say it holds; `held_host`, `held_disk`:
-    blocks below its pool.
-    `predicted`: what it holds by the keys of proxies that have no model, which no events name.
-    `drained`: by a call to a master.
-    `says_draining`: by its own word.
-    `resumed`: a call has taken it back, and the worker does not know yet.
-    `stalled`: its engine makes no progress, by the worker's own word.
-    `failures`: of requests there, in a row.
-    `open_until`: until then its circuit breaker keeps requests away.
-    `foreign`: our names of its blocks for each source of events, where hashes are its engine's own.
-    `guessed`: what it holds by the keys of requests, where it publishes no events.
-    `learner`: how fast it is, by what proxies report.
-    `target`: as placements name it.
-    """
-
-    info: InstanceInfo
-    pool: Pool
-    row: int
-    slot: int
-    lease_until: float
-    since: float
-    held_blocks: SourceHoldings[int]
-    held_host: SourceHoldings[int]
-    held_disk: SourceHoldings[int]
-    held_media: SourceHoldings[str]
+    info: InstanceInfo  # as it has registered
+    pool: Pool  # where its load stands
+    row: int  # and in which row of it
+    slot: int  # its number in the indices of caches
+    lease_until: float  # when it is forgotten unless it is heard of
+    since: float  # when this generation of it was first known, to any master
+    held_blocks: SourceHoldings[int]  # what its sources of events say that its pool holds
+    held_host: SourceHoldings[int]  # the same of host memory below the pool
+    held_disk: SourceHoldings[int]  # and of disk
+    held_media: SourceHoldings[str]  # the same of embeddings
+    # What it holds by the keys of proxies that have no model, which no events name
     predicted: PredictedCaches
-    drained: bool = False
-    says_draining: bool = False
-    resumed: bool = False
-    stalled: bool = False
-    failures: int = 0
-    open_until: float = 0.0
-    role_since: float = 0.0
+    drained: bool = False  # by a call to a master
+    says_draining: bool = False  # by its own word
+    resumed: bool = False  # a call has taken it back, and the worker does not know yet
+    stalled: bool = False  # its engine makes no progress, by the worker's own word
+    failures: int = 0  # of requests there, in a row
+    open_until: float = 0.0  # until then its circuit breaker keeps requests away
+    role_since: float = 0.0  # since when it serves its role
+    # When it was told of that role and has not said yet that it serves it; None if it has
     ordered_at: float | None = None
-    disobeyed_at: float = -math.inf
+    disobeyed_at: float = -math.inf  # when it was last found to serve another role than it was told
+    # Our names of its blocks for each source of events, where hashes are its engine's own
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
+    # What it holds by the keys of requests, where it publishes no events
     guessed: PredictedCaches | None = None
-    learner: RateLearner | None = None
-    target: Target = field(init=False)
+    learner: RateLearner | None = None  # how fast it is, by what proxies report
+    target: Target = field(init=False)  # as placements name it
 
     def __post_init__(self) -> None:
         self.target = _target(self.info)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
-from services.master.fleet.priced_columns import PricedColumns
+from services.master.fleet.worker_rows import WorkerRows
 
-_STEP = 64  # rows added at once, as each time all columns are copied
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
 _CARRIED = (
     "busy_until", "others_until", "send_until", "requests", "queued_tokens", "context_tokens",
@@ -23,35 +21,21 @@ _CARRIED = (
 
 @dataclass(eq=False, slots=True)
 class Charge:
-    """What one request was counted for on one row, from placement to its end.
-
-    `pool`, `row`: the worker, where it stands now.
-    `visible_at`: until then (ms) the worker's own reports do not show it.
-    `work_ms`: its encoding or prefill.
-    `encode_ms`: of a prefill's work, what encoding its media there takes.
-    `tokens`: to be computed.
-    `context`: tokens to be decoded on.
-    `blocks`: of KV.
-    `open`: it has not been released.
-    `shown`: a report was to show it.
-    `life`: which of the row's workers it was counted on; a row is used again.
-    `awaits`: stages of the request that have to end elsewhere before this one can begin.
-    `haste`: decode steps per ms that its objective asks for, 0 for no objective.
-    """
+    """What one request was counted for on one row, from placement to its end."""
 
     pool: Pool
-    row: int
-    visible_at: float
-    work_ms: float = 0.0
-    tokens: float = 0.0
-    context: float = 0.0
-    blocks: float = 0.0
-    open: bool = True
-    shown: bool = False
-    life: int = 0
-    encode_ms: float = 0.0
-    awaits: int = 0
-    haste: float = 0.0
+    row: int  # of the worker, where it stands at the time: a move changes both
+    visible_at: float  # until then (ms) the worker's own reports do not show it
+    work_ms: float = 0.0  # its encoding or prefill
+    tokens: float = 0.0  # to be computed
+    context: float = 0.0  # tokens to be decoded on
+    blocks: float = 0.0  # of KV
+    open: bool = True  # it has not been released
+    shown: bool = False  # a report was to show it
+    life: int = 0  # which of the row's workers it was counted on: a row is used again
+    encode_ms: float = 0.0  # of a prefill's work, what encoding its media there takes
+    awaits: int = 0  # stages of the request that have to end elsewhere before this can begin
+    haste: float = 0.0  # decode steps per ms that its objective asks for, 0 for no objective
 
     @property
     def live(self) -> bool:
@@ -59,92 +43,30 @@ class Charge:
         return self.open and self.pool.lives[self.row] == self.life
 
 
-class Pool(PricedColumns):
-    """Rows of workers of one kind.
-
-    `slots` [rows], integers, number the workers in the cache indices; `stays` [rows], whether one
-    may be used now or later: it is there and does not drain; `ids` are their names,
-    `lives` counts the workers that a row has had; `able`, how many rows have no penalty; `shares`,
-    the sum of their `share`. `kv_kinds` and `ec_kinds` are the workers' compatibilities of KV and
-    of embeddings, "" if they do not say.
-    """
+class Pool(WorkerRows):
+    """The workers of one kind, and what was charged for requests placed there."""
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
         super().__init__(kind, config)
-        self._free: list[int] = []
         self._open: list[list[Charge]] = []
         self._awaiting: set[Charge] = set()  # those that await stages, or did at the last look
-        self._short_since: list[float] = []
-        self.ids: list[str] = []
-        self.lives: list[int] = []
-        self.kv_kinds: list[str] = []
-        self.ec_kinds: list[str] = []
-        self.kinds_of_kv: frozenset[str] = frozenset()
-        self.kinds_of_ec: frozenset[str] = frozenset()
-        self.slots = np.zeros(0, np.intp)
-        self.stays = np.zeros(0, np.bool_)
-        self.count = 0
-        self.able = 0
-
-    def __len__(self) -> int:
-        """Rows, unused ones included."""
-        return len(self.ids)
+        self._short_since: list[float] = []  # since when a worker says it has fewer than charged
 
     def add(self, info: InstanceInfo, slot: int, now_ms: float) -> int:
         """A row for a worker."""
-        if not self._free:
-            self._grow()
-        row = self._free.pop()
-        self.ids[row] = info.instance_id
-        self.count += 1
-        self._be_of_kind(row, compatibility_of(info.kv_endpoint), info.ec_compatibility)
-        self._reset(row, used=True)
-        self.slots[row] = slot
-        self.max_running[row] = info.max_running or math.inf
-        self.kv_bytes[row] = info.kv_bytes_per_token
-        self.encodes[row] = info.role == "pdfusion" or info.encodes
+        row = self._take_row(info, slot)
         self.report(row, info.load, now_ms)
         self.allow(row, True)
         return row
 
-    def allow(self, row: int, allowed: bool, *, stays: bool = True) -> None:
-        """Whether a row may be used, and if not, whether it `stays` to be used later."""
-        self.penalty[row] = 0.0 if allowed else math.inf
-        self.stays[row] = stays
-        self.able = int(np.count_nonzero(self.penalty == 0.0))
-        self._derive(row)
-        self.shares = float(self.share.sum())  # anew, now and then, as small errors add up
-
-    def set_busy_kv_usage(self, usage: float) -> None:
-        """Another share of KV blocks with which a worker is full, from here on."""
-        self.busy_kv_usage = usage
-        for row, name in enumerate(self.ids):
-            if name:
-                self.least_free[row] = self._least_free(int(self.total_blocks[row]))
-                self._derive(row)
-
-    def _grow(self) -> None:
-        start = len(self.ids)
-        self._add_rows(_STEP)
-        self.slots = np.append(self.slots, np.zeros(_STEP, np.intp))
-        self.stays = np.append(self.stays, np.zeros(_STEP, np.bool_))
-        self.ids += [""] * _STEP
-        self.lives += [0] * _STEP
-        self.kv_kinds += [""] * _STEP
-        self.ec_kinds += [""] * _STEP
-        self._open += [[] for _ in range(_STEP)]
-        self._short_since += [math.inf] * _STEP
-        self._free += range(start + _STEP - 1, start - 1, -1)
+    def _add_rows(self, count: int) -> None:
+        super()._add_rows(count)
+        self._open += [[] for _ in range(count)]
+        self._short_since += [math.inf] * count
 
     def remove(self, row: int) -> None:
-        self.lives[row] += 1
         self._open[row], self._short_since[row] = [], math.inf
-        self._reset(row, used=False)
-        self.allow(row, False, stays=False)
-        self.ids[row] = ""
-        self._be_of_kind(row, "", "")
-        self._free.append(row)
-        self.count -= 1
+        super().remove(row)
 
     def move(self, row: int, to: Pool, info: InstanceInfo, now_ms: float) -> int:
         """Take a worker over into another pool, with its load and what it is charged for, which
@@ -163,10 +85,6 @@ class Pool(PricedColumns):
         self.remove(row)
         to.allow(new, False)
         return new
-
-    def _be_of_kind(self, row: int, kv: str, ec: str) -> None:
-        self.kv_kinds[row], self.ec_kinds[row] = kv, ec
-        self.kinds_of_kv, self.kinds_of_ec = frozenset(self.kv_kinds), frozenset(self.ec_kinds)
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
         """A worker's own view, plus what was placed there and cannot be in it yet.

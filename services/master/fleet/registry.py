@@ -16,11 +16,10 @@ from protocol.logs import worker_line
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.availability import Availability
-from services.master.fleet.changelog import Changelog
+from services.master.fleet.changelog import Changelog, FleetListener
 from services.master.fleet.circuit_breakers import CircuitBreakers
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
 from services.master.fleet.roles import Roles
 from services.master.fleet.validation import NAMES, check_info, check_load, same_life
@@ -32,24 +31,17 @@ _Claim = TypeVar("_Claim")
 
 @dataclass
 class Registry:
-    """All registered workers. Times are ms of the caller's monotonic clock.
+    """All registered workers. Times are ms of the caller's monotonic clock."""
 
-    `listener`: is told of changes.
-    `instances`: by id; `fleets`: by model.
-    `refused`: claims that cannot be true, by error code.
-    `changelog`: for those who follow the registry.
-    `breakers`: keep requests from workers where they failed.
-    `roles`: of workers that may have several.
-    """
-
-    config: MasterConfig
-    listener: FleetListener = field(default_factory=FleetListener)
-    instances: dict[str, Instance] = field(default_factory=dict)
-    fleets: dict[str, Fleet] = field(default_factory=dict)
+    config: MasterConfig  # the master's
+    listener: FleetListener = field(default_factory=FleetListener)  # is told of changes
+    instances: dict[str, Instance] = field(default_factory=dict)  # by id
+    fleets: dict[str, Fleet] = field(default_factory=dict)  # by model
+    # Claims that cannot be true, by error code
     refused: Counter[str] = field(default_factory=Counter)
-    changelog: Changelog = field(init=False)
-    breakers: CircuitBreakers = field(init=False)
-    roles: Roles = field(init=False)
+    changelog: Changelog = field(init=False)  # for those who follow the registry
+    breakers: CircuitBreakers = field(init=False)  # keep requests from workers where they failed
+    roles: Roles = field(init=False)  # of workers that may have several
     _availability: Availability = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)
@@ -226,7 +218,7 @@ class Registry:
         instance = self._in_generation(instance_id, generation)
         if instance is None:
             return False
-        self.fleets[instance.info.model].apply(instance, batch, source)
+        self.fleets[instance.info.model].events.apply(instance, batch, source)
         return True
 
     def forget_caches(

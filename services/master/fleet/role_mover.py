@@ -1,7 +1,7 @@
 """Which worker should serve another role: the role with the most work to a worker takes one from
 the role with the least, if that helps by enough, and not too often.
 
-A role's load is `services.master.fleet.demand`'s: how many workers its work takes, as a mean over
+A role's load is as `wanted_workers` reckons: how many workers its work takes, as a mean over
 some seconds, over how many it has. After a move the role that has given is less loaded, by a
 margin, than the one that has taken was before, so that under a steady load no worker moves back.
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from protocol.registry import StageRole
 from services.master.config import MasterConfig
-from services.master.fleet.demand import backlog, computing, decoding
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
+from services.master.fleet.wanted_workers import backlog, computing, decoding
 
 STAGES: tuple[StageRole, ...] = ("prefill", "decode", "encode")
 _LOOK_MS = 500.0

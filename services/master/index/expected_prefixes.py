@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.master.index.prefix_index import Run
+from services.master.index.prefix_runs import Run
 
 
 @dataclass(eq=False, slots=True)

@@ -14,22 +14,11 @@ from functools import reduce
 from operator import or_
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from services.master.index.holder_sets import (
-    contains,
-    mask_of,
-    only,
-    slots_of,
-    with_slot,
-    without_slot,
-)
+from services.master.index.holder_sets import contains, mask_of, only, with_slot, without_slot
+from services.master.index.prefix_runs import Run, runs_of, walk
 
 K = TypeVar("K", bound=Hashable)
-Run = tuple[int, int]
 KEY_TYPE = "Q"  # of block keys: 64 bits
-_FEW = 4
 _LOG_SLACK = 64
 _SHARED_SETS = 4096
 
@@ -163,7 +152,7 @@ class HolderIndex(Generic[K]):
 
         Slots that do not hold the first key are left out.
         """
-        return _runs(map(self._sets.get, keys))
+        return runs_of(map(self._sets.get, keys))
 
     def further(
         self, runs: Sequence[Run], others: Sequence[HolderIndex[K]], keys: Sequence[K]
@@ -178,7 +167,7 @@ class HolderIndex(Generic[K]):
         begin = 0
         for mask, end in (*runs, (0, len(keys))):
             if walking:
-                ended, walking = _walk(walking, tables, keys[begin:end], begin)
+                ended, walking = walk(walking, tables, keys[begin:end], begin)
                 found += ended
             if stays := mask & ~below:
                 found.append((stays, end))
@@ -189,65 +178,6 @@ class HolderIndex(Generic[K]):
         return found
 
 
-def _walk(
-    walking: int, tables: Sequence[dict[K, int]], keys: Sequence[K], begin: int
-) -> tuple[list[Run], int]:
-    """(those of the slots `walking` that lack one of these keys in all tables, the others), where
-    `begin` keys come before."""
-    ended: list[Run] = []
-    last: tuple[int | None, ...] = ()
-    for n, codes in enumerate(zip(*(map(table.get, keys) for table in tables), strict=True), begin):
-        if codes == last:
-            continue
-        last = codes
-        kept = walking & reduce(or_, (mask_of(code) for code in codes if code), 0)
-        if kept != walking:
-            if n:
-                ended.append((walking ^ kept, n))
-            walking = kept
-            if not kept:
-                break
-    return ended, walking
-
-
-def _runs(found: Iterable[int | None]) -> list[Run]:
-    """Prefixes by the holders of one key after the other, None for no holder."""
-    runs: list[Run] = []
-    held, n = -1, 0
-    last: int | None = 0
-    for code in found:
-        if code is not last:
-            if code is None:
-                break
-            if code != last:
-                kept = mask_of(code) & held
-                if kept != held:
-                    if n:
-                        runs.append((held ^ kept, n))
-                    if not kept:
-                        return runs
-                    held = kept
-            last = code
-        n += 1
-    if n:
-        runs.append((held, n))
-    return runs
-
-
 def block_index(max_entries: int) -> HolderIndex[int]:
     """Of block keys, which are of 64 bits each: their logs are plain memory."""
     return HolderIndex(max_entries, lambda: array(KEY_TYPE))
-
-
-def fill(runs: Iterable[Run], size: int) -> NDArray[np.float64]:
-    """Prefix length in keys of every slot below `size`. [max(size, 1)]"""
-    lengths = np.zeros(max(size, 1))
-    width = (size + 7) // 8
-    for mask, n in runs:
-        if mask.bit_count() <= _FEW:
-            for slot in slots_of(mask):
-                lengths[slot] = n
-        else:
-            packed = np.frombuffer(mask.to_bytes(width, "little"), np.uint8)
-            lengths[:size][np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)] = n
-    return lengths

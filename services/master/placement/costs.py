@@ -1,14 +1,18 @@
-"""One stage of one request priced on every worker of a pool: what a policy chooses from."""
+"""One stage of one request priced on every worker of a pool: what a policy chooses from, the worker
+that it has chosen, and the numbers behind that for `debug`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Pool
 
 ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
@@ -16,36 +20,22 @@ ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
 
 @dataclass(slots=True)
 class StageCosts:
-    """What a stage of a request costs on each worker of a pool. Arrays are [rows] of it.
+    """What a stage of a request costs on each worker of a pool. Arrays are [rows] of it."""
 
-    `stage`: encode, prefill, decode, or combined (prefill and decode on one worker).
-    `pool`: the workers.
-    `penalty`: 0, or infinite where a worker must not be chosen.
-    `tokens`: of the item or the prompt.
-    `new_tokens`: expected output.
-    `block_size`: tokens to a KV block.
-    `hits`: tokens whose KV is there.
-    `queue_ms`: work before the request.
-    `work_ms`: its encoding or prefill.
-    `decode_ms`: what its decode takes of its own and the others' time, its KV's transfer included.
-    `ready_ms`: until missing embeddings are there.
-    `tail_tokens`: what remains to be computed after that at the least; 0 if nothing is missing.
-    `session`: requests of one go to one worker where costs do not differ; "" for none.
-    """
-
-    stage: str
-    pool: Pool
-    penalty: Floats
-    tokens: int
-    new_tokens: int
-    block_size: int
-    hits: Floats
-    queue_ms: Floats
-    work_ms: Floats
+    stage: str  # encode, prefill, decode, or combined (prefill and decode on one worker)
+    pool: Pool  # the workers
+    penalty: Floats  # 0, or infinite where a worker must not be chosen
+    tokens: int  # of the item or the prompt
+    new_tokens: int  # expected output
+    block_size: int  # tokens to a KV block
+    hits: Floats  # tokens whose KV is there
+    queue_ms: Floats  # work before the request
+    work_ms: Floats  # its encoding or prefill
+    # What its decode takes of its own and the others' time, its KV's transfer included
     decode_ms: Floats
-    ready_ms: Floats
-    tail_tokens: int
-    session: str
+    ready_ms: Floats  # until missing embeddings are there
+    tail_tokens: int  # what remains to be computed after that at the least; 0 if nothing is missing
+    session: str  # requests of one go to one worker where costs do not differ; "" for none
 
     @property
     def ttft_ms(self) -> Floats:
@@ -111,3 +101,61 @@ def busy(pool: Pool, stage: str, queue_ms: Floats, config: MasterConfig) -> Floa
 def least(column: Floats) -> float:
     """The smallest value; faster than `min` for a few hundred."""
     return float(column[column.argmin()]) if len(column) else math.inf
+
+
+@dataclass(slots=True)
+class Choice:
+    """The worker `at` a `row` of a stage's costs: `hits`, tokens of the prompt that it holds, and
+    ms until the stage is over there."""
+
+    costs: StageCosts
+    row: int
+    at: Instance
+    hits: int
+    ttft_ms: float
+
+
+def chosen(costs: StageCosts, row: int, fleet: Fleet) -> Choice:
+    """A row that a policy has picked."""
+    at = fleet.by_slot[int(costs.pool.slots[row])]
+    ttft = float(costs.queue_ms[row]) + float(costs.work_ms[row])
+    if costs.tail_tokens:
+        tail = costs.tail_tokens * float(costs.pool.token_ms[row])
+        ttft = max(ttft, float(costs.ready_ms[row]) + tail)
+    return Choice(costs, row, at, int(costs.hits[row]), ttft)
+
+
+Option = tuple[Choice, Choice | None]
+"""Workers for prefill and decode, or one for both."""
+
+
+_SHOWN = 5
+
+
+def explain(costs: StageCosts, row: int) -> dict[str, Any]:
+    """Of the chosen worker and of those that would have been soonest done, ms and counts."""
+    able = np.flatnonzero(costs.penalty == 0.0)
+    order = able[np.argsort((costs.ttft_ms + costs.decode_ms)[able], kind="stable")]
+    shown = [row, *(int(other) for other in order[:_SHOWN] if other != row)]
+    return {
+        "chosen": costs.pool.ids[row],
+        "able": len(able),
+        "workers": {costs.pool.ids[r]: _numbers(costs, r) for r in shown},
+    }
+
+
+def _numbers(costs: StageCosts, row: int) -> dict[str, float]:
+    pool = costs.pool
+    free = float(pool.free_blocks[row])
+    return {
+        "hit_tokens": float(costs.hits[row]),
+        "queue_ms": float(costs.queue_ms[row]),
+        "work_ms": float(costs.work_ms[row]),
+        "decode_ms": float(costs.decode_ms[row]),
+        "ttft_ms": float(costs.ttft_ms[row]),
+        "step_ms": float(pool.step_ms[row]),
+        "requests": float(pool.requests[row]),
+        "queued_tokens": float(pool.queued_tokens[row]),
+        "context_tokens": float(pool.context_tokens[row]),
+        "free_blocks": free if math.isfinite(free) else -1.0,
+    }

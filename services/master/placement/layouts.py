@@ -5,89 +5,47 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from protocol.errors import Unavailable
-from protocol.placement import ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
-from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
-from services.master.placement import ec_compatibility
-from services.master.placement.choice import Choice, Option, chosen
+from services.master.placement.compatibility import (
+    ec_mixed,
+    kv_apart,
+    kv_mixed,
+    partnered,
+    readers,
+    takers,
+    unreadable,
+)
 from services.master.placement.costs import (
     COMBINED,
     DECODE,
     PREFILL,
+    Choice,
+    Option,
     StageCosts,
     busy,
+    chosen,
     decode_ms,
     least,
     queue_ms,
 )
-from services.master.placement.kv_compatibility import apart, mixed, partnered, takers
+from services.master.placement.job import Job
 from services.master.placement.media import MediaPlacer
-from services.master.placement.media_plan import ItemSources
 from services.master.placement.objectives import too_slow
 from services.master.placement.policies.base import Policy
-from services.master.placement.refusals import AllBusy, able, avoided, refusal, without_adapter
-
-
-@dataclass(slots=True)
-class Job:
-    """A request while it is placed.
-
-    `request`: what is asked for.
-    `fleet`: the workers of its model.
-    `now_ms`: of the caller's monotonic clock.
-    `new_tokens`: expected output.
-    `items`: where its pictures can come from.
-    `blocks`: length in blocks of the prefix at every slot. [slots]
-    `held`: prompt tokens whose KV is there; the last one is always computed. [slots]
-    `avoid`: ids of instances that get no part of it.
-    `below`: prompt tokens whose KV is there or in host memory, and those that are there, in host
-    memory or on disk; None if no worker has tiers. [slots] each
-    """
-
-    request: ScheduleRequest
-    fleet: Fleet
-    now_ms: float
-    new_tokens: int
-    items: list[ItemSources]
-    blocks: Floats
-    held: Floats
-    avoid: frozenset[str]
-    below: tuple[Floats, Floats] | None = None
-
-    @property
-    def waits_for_media(self) -> bool:
-        """Engines of other makers are asked to prefill once all items are encoded."""
-        return bool(self.items) and self.request.predicted
-
-    @property
-    def media_end(self) -> int:
-        """Prompt tokens up to the last picture's last."""
-        return max((item.offset + item.tokens for item in self.request.items), default=0)
-
-    def hits(self, pool: Pool) -> Floats:
-        """`held` by the rows of a pool. [rows]"""
-        return self.held.take(pool.slots)
-
-    def saved_below(self, pool: Pool) -> Floats:
-        """ms of prefill that KV in lower tiers saves: none where a worker has not measured its
-        tier yet, or would compute it faster. [rows]"""
-        saved = np.zeros(len(pool))
-        if self.below is None:
-            return saved
-        before = self.hits(pool)
-        for reach, token_ms in zip(self.below, (pool.host_ms, pool.disk_ms), strict=True):
-            there = np.maximum(reach.take(pool.slots), before)
-            gain = np.where(token_ms > 0.0, pool.token_ms - token_ms, 0.0)
-            saved += (there - before) * np.maximum(gain, 0.0)
-            before = there
-        return saved
+from services.master.placement.refusals import (
+    AllBusy,
+    able,
+    avoided,
+    no_pair,
+    refusal,
+    without_adapter,
+)
 
 
 class Layouts:
@@ -124,7 +82,8 @@ class Layouts:
             if not self._policy.compares:
                 break
         if not options:
-            raise refused or _nobody(job, enforced=self._config.enforce_disagg)
+            pools, enforced = job.fleet.pools, self._config.enforce_disagg
+            raise refused or no_pair(pools["prefill"], pools["decode"], enforced=enforced)
         return options[0] if len(options) == 1 else min(options, key=self._cost)
 
     def _cost(self, option: Option) -> float:
@@ -194,11 +153,11 @@ class Layouts:
             return [*itertools.islice(found, 1)]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
         if self._config.enforce_disagg:
-            return [None] if all(parts) and not apart(prefill, decode) else []
+            return [None] if all(parts) and not kv_apart(prefill, decode) else []
         both = able(combined, job.avoid)
         blind = self._blind(job, prefill)
         unread = blind is not None and least(prefill.penalty + blind) > 0.0
-        if not all(parts) or apart(prefill, decode) or unread:
+        if not all(parts) or kv_apart(prefill, decode) or unread:
             alone = combined if both else decode
             return [alone] if alone.count else []
         if not both:
@@ -209,7 +168,7 @@ class Layouts:
 
     def _pair(self, job: Job) -> tuple[Choice, Choice]:
         prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
-        if not mixed(prefill, decode):
+        if not kv_mixed(prefill, decode):
             return self._prefill(job, prefill, PREFILL), self._decode(job, decode)
         barred = avoided(decode, job.avoid) if job.avoid else None
         first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode, barred))
@@ -231,7 +190,7 @@ class Layouts:
         if (blind := self._blind(job, pool)) is not None:
             barred = blind if barred is None else barred + blind
             if pool.able and least(pool.penalty + barred) > 0.0:
-                raise ec_compatibility.unreadable()
+                raise unreadable()
         ready, first = self._ready(job, pool, hits)
         if job.waits_for_media:
             queue, ready, first = np.maximum(queue, ready), pool.none, -1
@@ -246,9 +205,9 @@ class Layouts:
         """Infinite for workers that have not all of the media and can read no encoder's embeddings;
         None if all can. [rows]"""
         encode = job.fleet.pools["encode"]
-        if not job.items or not ec_compatibility.mixed(encode, pool):
+        if not job.items or not ec_mixed(encode, pool):
             return None
-        barred = ec_compatibility.readers(encode, pool)
+        barred = readers(encode, pool)
         if self._policy.sees_media and not job.request.predicted:
             barred[job.hits(pool) >= job.media_end] = 0.0
         return barred
@@ -289,18 +248,3 @@ class Layouts:
             )
         costs.penalty = penalty
         return chosen(costs, self._policy.pick(costs), job.fleet)
-
-
-def _nobody(job: Job, *, enforced: bool) -> Unavailable:
-    prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
-    wanted = "prefill" if decode.able else "decode"
-    problem = f"no {wanted} worker is up"
-    if not enforced:
-        return Unavailable(problem, code=f"no_{wanted}", retry_after_s=1.0)
-    if prefill.able and decode.able:
-        problem = "no decode worker takes the KV of a prefill worker that is up"
-    return Unavailable(
-        f"{problem}, and --enforce-disagg lets no worker do both",
-        code="disagg_unavailable",  # proxies do not take it for a master that has just started
-        retry_after_s=1.0,
-    )

@@ -14,7 +14,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge, Pool
 from services.master.index.holder_sets import slots_of
-from services.master.placement import ec_compatibility
+from services.master.placement.compatibility import ec_mixed, makers
 from services.master.placement.costs import ENCODE, busy, encode_costs, least, queue_ms
 from services.master.placement.media_plan import ItemSources, MediaPlan
 from services.master.placement.policies.base import Policy
@@ -174,9 +174,9 @@ class MediaPlacer:
         tokens, session = item.need.tokens, request.session
         costs = encode_costs(pool, tokens, pool.penalty, plan.now_ms, session)
         costs.penalty = busy(pool, ENCODE, costs.queue_ms, self._config)
-        if ec_compatibility.mixed(pool, plan.at.pool):
+        if ec_mixed(pool, plan.at.pool):
             kind = plan.at.info.ec_compatibility
-            costs.penalty = costs.penalty + ec_compatibility.makers(pool, kind)
+            costs.penalty = costs.penalty + makers(pool, kind)
         barred = avoided(pool, request.avoid) if request.avoid else None
         if barred is not None and others_stay(pool, barred):
             costs.penalty = costs.penalty + barred

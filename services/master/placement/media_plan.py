@@ -37,29 +37,21 @@ class ItemSources:
 
 @dataclass(slots=True)
 class MediaPlan:
-    """The sources of a request's pictures while they are chosen.
+    """The sources of a request's pictures while they are chosen."""
 
-    `request`: what is placed, on workers of the `fleet`.
-    `at`: the worker that prefills it.
-    `hit_tokens`: what that holds of the prompt.
-    `held`: encodes are charged to it at once, so that the next picture is not sent to a queue that
-    looks empty.
-    `now_ms`: of the caller's monotonic clock.
-    `sends`: by slot, until when it will have sent what it was asked for. They count once all is
-    placed: a request that is refused in the end delays no transfer.
-    `local_ms`: work of the items that the worker at `at` is to encode.
-    `ready_ms`: until all embeddings are there that were placed so far.
-    """
-
-    fleet: Fleet
-    request: ScheduleRequest
-    at: Instance
-    hit_tokens: int
+    fleet: Fleet  # of its model
+    request: ScheduleRequest  # what is placed
+    at: Instance  # the worker that prefills it
+    hit_tokens: int  # what that holds of the prompt
+    # Encodes are charged to it at once, so that the next picture is not sent to a queue that looks
+    # empty
     held: Reservation
-    now_ms: float
+    now_ms: float  # of the caller's monotonic clock
+    # By slot, until when it will have sent what it was asked for. They count once all is placed: a
+    # request that is refused in the end delays no transfer.
     sends: dict[int, float] = field(default_factory=dict)
-    local_ms: float = 0.0
-    ready_ms: float = 0.0
+    local_ms: float = 0.0  # work of the items that the worker at `at` is to encode
+    ready_ms: float = 0.0  # until all embeddings are there that were placed so far
 
     def comes_after(self, ms: float) -> None:
         """An item's embeddings are there after so long."""

@@ -11,7 +11,7 @@ from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
-from services.master.placement.choice import Choice
+from services.master.placement.costs import Choice
 from services.master.placement.refusals import too_late
 
 _TTFT_MARGIN = 0.85  # of the objective: what is foreseen errs

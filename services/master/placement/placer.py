@@ -14,10 +14,10 @@ from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
-from services.master.index.prefix_index import Run, fill
-from services.master.placement.choice import Choice
-from services.master.placement.explain import explain
-from services.master.placement.layouts import Job, Layouts
+from services.master.index.prefix_runs import Run, fill
+from services.master.placement.costs import Choice, explain
+from services.master.placement.job import Job
+from services.master.placement.layouts import Layouts
 from services.master.placement.ledger import give_back
 from services.master.placement.media import MediaPlacer
 from services.master.placement.media_plan import MediaPlan

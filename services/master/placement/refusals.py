@@ -1,16 +1,20 @@
-"""Which workers a request must not go to again, and what it is told where no worker is left."""
+"""What a request may not claim, which workers it must not go to again, and what it is told where no
+worker is left."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection
 
 import numpy as np
 
-from protocol.errors import Unavailable
+from protocol.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from protocol.placement import ScheduleRequest
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
+from services.master.index.prefix_index import KEY_TYPE
 
 _LONGEST_RETRY_S = 30.0
 
@@ -75,3 +79,37 @@ def refusal(pool: Pool, stage: str, queue_ms: Floats, barred: Floats | None = No
     soonest = float((queue_ms + pool.penalty).min()) / 1e3
     retry = min(_LONGEST_RETRY_S, max(1.0, soonest / 2))
     return AllBusy(f"all {stage} workers are busy", retry_after_s=retry)
+
+
+def check_request(request: ScheduleRequest) -> None:
+    """Raises `InvalidRequest` or, for a deadline that has passed, `DeadlineExceeded`."""
+    if len(request.block_keys) * request.block_size > request.prompt_tokens:
+        raise InvalidRequest(
+            f"block_keys: {len(request.block_keys)} blocks of {request.block_size} tokens are more "
+            f"than the prompt's {request.prompt_tokens}",
+            param="block_keys",
+        )
+    keys = request.block_keys
+    try:
+        array(KEY_TYPE, keys)  # as messages to other masters pack them
+    except OverflowError:
+        raise InvalidRequest("block_keys: a key is not of 64 bits", param="block_keys") from None
+    if any(item.offset + item.tokens > request.prompt_tokens for item in request.items):
+        raise InvalidRequest("items: an item ends after the prompt", param="items")
+    if request.deadline_s is not None and request.deadline_s <= 0:
+        raise DeadlineExceeded("the deadline has passed", param="deadline_s")
+
+
+def no_pair(prefill: Pool, decode: Pool, *, enforced: bool) -> Unavailable:
+    """No layout fits the request: which stage has no worker. `enforced`: by --enforce-disagg."""
+    wanted = "prefill" if decode.able else "decode"
+    problem = f"no {wanted} worker is up"
+    if not enforced:
+        return Unavailable(problem, code=f"no_{wanted}", retry_after_s=1.0)
+    if prefill.able and decode.able:
+        problem = "no decode worker takes the KV of a prefill worker that is up"
+    return Unavailable(
+        f"{problem}, and --enforce-disagg lets no worker do both",
+        code="disagg_unavailable",  # proxies do not take it for a master that has just started
+        retry_after_s=1.0,
+    )

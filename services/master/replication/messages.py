@@ -83,15 +83,15 @@ class Opened(Change, tag="opened"):
 
 
 class SharedCharge(msgspec.Struct, array_like=True):
-    """A `Charge`. `visible_ms`: until the worker's own reports show it."""
+    """A `Charge`."""
 
-    instance_id: Name
-    visible_ms: Amount = 0.0
-    work_ms: Amount = 0.0
-    tokens: Amount = 0.0
-    context: Amount = 0.0
-    blocks: Amount = 0.0
-    haste: Amount = 0.0
+    instance_id: Name  # of the worker
+    visible_ms: Amount = 0.0  # until its own reports show it
+    work_ms: Amount = 0.0  # of its kind of work
+    tokens: Amount = 0.0  # to be computed
+    context: Amount = 0.0  # tokens to be decoded on
+    blocks: Amount = 0.0  # of KV
+    haste: Amount = 0.0  # decode steps per ms that its objective asks for
 
 
 class SharedEncode(msgspec.Struct, array_like=True):
@@ -105,31 +105,20 @@ class SharedEncode(msgspec.Struct, array_like=True):
 
 
 class Placed(Change, tag="placed"):
-    """What a request holds.
+    """What a request holds."""
 
-    `request_id`, `model`: which request.
-    `ttl_ms`: after which it is given up unless its end is told.
-    `encodes`, `prefill`, `decode`: what its stages are counted for.
-    `start`: number of the first of its block `keys`, which are packed; those before it the worker
-    held already.
-    `mm_hashes`: of its pictures, where a worker's events do not tell of its caches.
-    `expected`: its prompt's blocks will be at its prefill worker soon.
-    `predicted`: its keys and hashes are those of a proxy that has no model.
-    `media`: it brings pictures or clips.
-    """
-
-    request_id: Name
-    model: Name
-    ttl_ms: Amount
-    encodes: list[SharedEncode] = []
-    prefill: SharedCharge | None = None
-    decode: SharedCharge | None = None
-    start: _Start = 0
-    keys: _Blob = b""
-    mm_hashes: list[str] = []
-    expected: bool = False
-    predicted: bool = False
-    media: bool = False
+    request_id: Name  # which request
+    model: Name  # of its fleet
+    ttl_ms: Amount  # after which it is given up unless its end is told
+    encodes: list[SharedEncode] = []  # what its pictures are counted for
+    prefill: SharedCharge | None = None  # what its prefill is counted for
+    decode: SharedCharge | None = None  # the same of its decode
+    start: _Start = 0  # number of the first of its `keys`: those before it the worker held already
+    keys: _Blob = b""  # of its blocks, packed
+    mm_hashes: list[str] = []  # of its pictures, where a worker's events do not tell of its caches
+    expected: bool = False  # its prompt's blocks will be at its prefill worker soon
+    predicted: bool = False  # its keys and hashes are those of a proxy that has no model
+    media: bool = False  # it brings pictures or clips
 
 
 class Ended(Change, tag="ended"):

@@ -1,4 +1,4 @@
-"""What a master has to tell the others and has not told yet."""
+"""What a master has to tell the others and has not told yet, and how long until they know it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from services.master.replication.messages import Change, Left, Removed
 
-_MOST = 100_000
+_MOST_CHANGES = 100_000
 
 
 @dataclass
 class Outbox:
-    """Changes in order, at most `_MOST`. `wake` is called for each; `counts` counts those
+    """Changes in order, at most `_MOST_CHANGES`. `wake` is called for each; `counts` counts those
     "dropped" for want of room. `since`: when the oldest came (s, monotonic).
 
     Departures outlast a lost connection. Who is there is announced again when it is back, but
@@ -29,7 +29,7 @@ class Outbox:
     def put(self, change: Change, *, connected: bool) -> None:
         if not (connected or isinstance(change, Left | Removed)):
             return
-        if len(self._changes) >= _MOST:
+        if len(self._changes) >= _MOST_CHANGES:
             self.counts["dropped"] += 1
             return
         if not self._changes:
@@ -37,7 +37,7 @@ class Outbox:
         self._changes.append(change)
         self.wake()
 
-    def take(self, most: int = _MOST) -> list[Change]:
+    def take(self, most: int = _MOST_CHANGES) -> list[Change]:
         """What is to be told, in order."""
         return [self._changes.popleft() for _ in range(min(most, len(self._changes)))]
 
@@ -48,3 +48,29 @@ class Outbox:
     def keep_departures(self) -> None:
         """The connection is lost."""
         self.put_back(self.take())
+
+
+_MOST_MESSAGES = 1000
+
+
+@dataclass
+class Staleness:
+    """`observe` gets the seconds from the oldest change in a message until Redis has handed it out.
+    That needs no common clock: a master hears itself when the others hear it."""
+
+    observe: Callable[[float], None]
+    _sent: deque[tuple[bytes, float]] = field(default_factory=lambda: deque(maxlen=_MOST_MESSAGES))
+
+    def sent(self, message: bytes, since: float) -> None:
+        """It tells of changes from `since` on."""
+        self._sent.append((message, since))
+
+    def heard(self, message: bytes, now: float) -> None:
+        """It has come back. Those sent before it that have not are lost."""
+        if all(told != message for told, _ in self._sent):
+            return  # it told of no change
+        while self._sent:
+            told, since = self._sent.popleft()
+            if told == message:
+                self.observe(now - since)
+                return

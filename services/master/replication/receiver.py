@@ -11,8 +11,7 @@ from protocol.registry import Drain, Heartbeat, InstanceName
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.fleet.validation import check_newer, same_life
 from services.master.master import Master
-from services.master.replication.homes import Homes
-from services.master.replication.masters import OtherMasters
+from services.master.replication.masters import Homes, OtherMasters
 from services.master.replication.messages import (
     Added,
     Beat,
@@ -32,26 +31,17 @@ from services.master.replication.messages import (
 @dataclass
 class Receiver:
     """Applies what `others` tell of workers and requests. Times are seconds of the caller's
-    monotonic clock.
+    monotonic clock."""
 
-    `master`: the one that it is applied to.
-    `homes`: whether a worker's own word, heard here, counts for more.
-    `others`: what they have placed.
-    `added`: the workers added by hand, if they are shared.
-    `counts`: what was refused, by error.
-    `wake`: called when a worker is wanted.
-    `tell`: called with what the others do not know in turn.
-    `wanted`: ids of workers that are heard of but not known: to be read from where all masters
-    write their workers down.
-    """
-
-    master: Master
-    homes: Homes
-    others: OtherMasters
-    added: AddedWorkers | None
-    counts: Counter[str]
-    wake: Callable[[], None]
-    tell: Callable[[Change], None]
+    master: Master  # the one that it is applied to
+    homes: Homes  # whether a worker's own word, heard here, counts for more
+    others: OtherMasters  # what they have placed
+    added: AddedWorkers | None  # the workers added by hand, if they are shared
+    counts: Counter[str]  # what was refused, by error
+    wake: Callable[[], None]  # called when a worker is wanted
+    tell: Callable[[Change], None]  # called with what the others do not know in turn
+    # Ids of workers that are heard of but not known: to be read from where all masters write their
+    # workers down
     wanted: set[str] = field(default_factory=set)
 
     def hear_all(self, sender: str, changes: Sequence[Change], now: float) -> None:

@@ -38,9 +38,9 @@ from services.master.replication.messages import (
     encode_messages,
     encode_stored,
 )
+from services.master.replication.outbox import Staleness
 from services.master.replication.redis_io import connected, first, scan, values
 from services.master.replication.replicator import Replicator
-from services.master.replication.staleness import Staleness
 
 logger = logging.getLogger(__name__)
 _COALESCE_S = 0.005  # what happens within it goes in one message

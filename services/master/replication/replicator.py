@@ -20,8 +20,7 @@ from protocol.registry import Drain, Heartbeat, InstanceInfo
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.master import Master
 from services.master.placement.reservation import Reservation
-from services.master.replication.homes import Homes
-from services.master.replication.masters import OtherMasters
+from services.master.replication.masters import Homes, OtherMasters
 from services.master.replication.messages import (
     Added,
     Beat,
@@ -42,33 +41,20 @@ _Cause = Literal["none", "call", "lapse"]
 
 @dataclass
 class Replicator:
-    """Tells by `outbox` what happens here; `receiver` applies what the others tell.
+    """Tells what happens here, hears the others. Times are s of the caller's monotonic clock."""
 
-    `master`: the one that it speaks for; `name`: by which the others know it.
-    `enabled`: there may be others.
-    `added`: the workers added by hand, if they are shared.
-    `wake`: called when there is something to tell or to fetch.
-    `connected`: while it is not, only departures are kept to be told.
-    `counts`: of messages, by kind.
-    `others`: who they are, and what they have placed.
-    `homes`: which master each worker talks to.
-    `_cause`: why workers leave at the moment.
-
-    Times are seconds of the caller's monotonic clock.
-    """
-
-    master: Master
-    name: str
-    enabled: bool = True
-    added: AddedWorkers | None = None
-    wake: Callable[[], None] = lambda: None
-    connected: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    others: OtherMasters = field(init=False)
-    homes: Homes = field(init=False)
-    outbox: Outbox = field(init=False)
-    receiver: Receiver = field(init=False)
-    _cause: _Cause = "none"
+    master: Master  # the one that it speaks for
+    name: str  # by which the others know it
+    enabled: bool = True  # there may be others
+    added: AddedWorkers | None = None  # the workers added by hand, if they are shared
+    wake: Callable[[], None] = lambda: None  # called when there is something to tell or to fetch
+    connected: bool = False  # while it is not, only departures are kept to be told
+    counts: Counter[str] = field(default_factory=Counter)  # of messages, by kind
+    others: OtherMasters = field(init=False)  # who they are, and what they have placed
+    homes: Homes = field(init=False)  # which master each worker talks to
+    outbox: Outbox = field(init=False)  # what is to be told
+    receiver: Receiver = field(init=False)  # applies what the others tell
+    _cause: _Cause = "none"  # why workers leave at the moment
 
     def __post_init__(self) -> None:
         self.others = OtherMasters(self.master)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack import bombs
-from benchmarks.attack.loads import computing
+from benchmarks.attack.processes import computing
 from benchmarks.soak.books import cpu_s
 from protocol.errors import InvalidRequest
 from services.frontend.audio.wav import read_wav_header

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bench_drafting import models
 from benchmarks.bench_drafting.engines import FIRST, Load, engine, measure
 from benchmarks.bench_drafting.models import Models
-from services.engine.speculation import Speculation
+from services.engine.config import Speculation
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks.chaos import Act, _excused
+from benchmarks.chaos import _excused
+from benchmarks.chaos_acts import Act
 from benchmarks.soak.interposer import MODES, Interposer
 from benchmarks.soak.load import Outcome
 from protocol.generate import INSTANCE_HEADER

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulate.public_traces import Line, read, repeated, sessions
+from benchmarks.simulate.public_traces import TraceLine, read, repeated, sessions
 
 MOONCAKE = """\
 {"timestamp": 5000, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]}
@@ -118,5 +118,5 @@ def test_what_is_wrong_in_a_file_is_named(write: Write, text: str, said: str) ->
 
 
 def test_a_line_without_a_session_is_one_of_its_own() -> None:
-    lines = [Line(0.0, 10, 2), Line(1.0, 10, 2)]
+    lines = [TraceLine(0.0, 10, 2), TraceLine(1.0, 10, 2)]
     assert [len(session.turns) for session in sessions(lines, 16, 1)] == [1, 1]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.serve.args import parse
-from benchmarks.serve.arrivals import arrival_times, ramped_arrival_times
 from benchmarks.serve.client import Outcome
 from benchmarks.serve.metrics import failures, summarize
 from benchmarks.serve.report import failure_summary
+from benchmarks.serve.runner import arrival_times, ramped_arrival_times
 from benchmarks.serve.sse import Choice, Delta, SSEParser, error_text
 from benchmarks.serve.tokens import LocalCounter, TokenCounter, WordCounter, random_text
 from tests.support import tiny_text

@@ -12,10 +12,9 @@ import pytest
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.metrics import Outcome, outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Prompt, Session, TraceRequest
-from benchmarks.simulate.records import Record, Shape, Span
+from benchmarks.simulate.records import Objectives, Record, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.traces import TRACES
 from benchmarks.simulate.worker import Worker, encode_request, generate_request

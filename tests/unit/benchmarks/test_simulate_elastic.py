@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulate.elastic import Plan, Result, day, rows, run, shapes, table
+from benchmarks.simulate.elastic import ElasticResult, Plan, day, rows, run, shapes, table
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Shape, Span
 from benchmarks.simulate.simulation import Simulation
@@ -62,6 +62,6 @@ def test_splits_have_a_worker_for_each_stage_and_the_bar_is_the_best() -> None:
 def test_a_fleet_that_is_worse_than_a_fixed_split_misses(plan: Plan) -> None:
     short = replace(plan, length=20.0, pace=1.0)
     one = run(short, "any", Shape(1, 1, 2), elastic=False, moves=False)
-    worse = Result("any", one.shape, replace(one.outcome, goodput=one.outcome.goodput / 2))
+    worse = ElasticResult("any", one.shape, replace(one.outcome, goodput=one.outcome.goodput / 2))
     assert [row.holds for row in rows([worse, one, one, one])][:2] == [False, False]
     assert [row.holds for row in rows([one, one, one, one])][:2] == [True, True]

@@ -15,11 +15,11 @@ from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, publi
 from benchmarks.simulate.hardware import H200, PROFILES, QWEN_7B, roofline
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome
-from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
-from benchmarks.simulate.records import Shape, Span
-from benchmarks.simulate.study import LOADS, Bench, Case, Line, Result, best_of, half_interval
+from benchmarks.simulate.records import Objectives, Shape, Span
+from benchmarks.simulate.study import LOADS, Bench, best_of
+from benchmarks.simulate.study_results import Case, CaseResult, ContenderResult, half_interval
 from services.master.placement.policies.factory import load_policy
 
 ONE = Shape(1, 1, 1)
@@ -172,16 +172,16 @@ def test_profiles_serve(name: str) -> None:
     assert found.attained > 0.5 and found.utilisation["encode"] > 0.0
 
 
-def result(ours: float, peer: float) -> Result:
+def result(ours: float, peer: float) -> CaseResult:
     made = known().case
     lines = [
-        Line(Contender(OURS, ONE), (9.5, 9.5), OUTCOME),
-        Line(Contender(OURS, ONE, kind="told", tells=True), (ours, ours), OUTCOME),
-        Line(Contender("kv", ONE), (peer, peer), OUTCOME),
+        ContenderResult(Contender(OURS, ONE), (9.5, 9.5), OUTCOME),
+        ContenderResult(Contender(OURS, ONE, kind="told", tells=True), (ours, ours), OUTCOME),
+        ContenderResult(Contender("kv", ONE), (peer, peer), OUTCOME),
     ]
     good = {"cost": 13.5, "cost (told)": 14.0, "kv": 10.0}
     curves = {n: [[replace(OUTCOME, goodput=g)] for _ in LOADS] for n, g in good.items()}
-    return Result(replace(made, name="pictures"), tuple(lines), peer, curves, 3)
+    return CaseResult(replace(made, name="pictures"), tuple(lines), peer, curves, 3)
 
 
 @pytest.mark.parametrize(("ours", "holds"), [(12.0, True), (11.0, False)])

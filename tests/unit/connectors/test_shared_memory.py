@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from connectors.host_memory import RESERVE, MemoryBudget
-from connectors.private_folder import make_private
+from connectors.owners import make_private
 from connectors.transports.base import Range
 from connectors.transports.descriptor_passing import _short
 from connectors.transports.shared_memory import SharedMemory, map_for_reading

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from connectors.transports.ucx import UcxTransport
-from connectors.transports.ucx_epochs import Epochs
 from connectors.transports.ucx_wire import (
     BUNDLE,
     DATA,
     DIRECT,
     MAX_REQUEST,
     REQUEST,
-    Description,
+    Epochs,
     ReadRequest,
+    UcxDescription,
     open_description,
     seal,
     tag,
@@ -53,7 +53,7 @@ def bad_requests(reply: bytes) -> Iterator[bytes]:
     yield from (b"\0", b"garbage" * 40, bytes(MAX_REQUEST + 1))
     good = seal(ReadRequest(reply, 0, 1, "kv", [[(0, 8)]]))
     yield from (good[:-1], good[:20] + b"\xff" + good[21:], good[:12] + b"\x09" + good[13:])
-    yield seal(Description(reply, "kv", 8, True))
+    yield seal(UcxDescription(reply, "kv", 8, True))
     cases: tuple[tuple[str, int, list[list[tuple[int, int]]]], ...] = (
         ("none", 1, [[(0, 8)]]),
         ("kv", 1, [[(0, SIZE + 1)]]),

@@ -13,8 +13,8 @@ from connectors.transports.ucx_wire import (
     REFUSAL,
     REQUEST,
     VERSION,
-    Description,
     StopRequest,
+    UcxDescription,
     check_request,
     open_description,
     open_request,
@@ -91,7 +91,7 @@ def test_a_damaged_message_is_refused(data: st.DataObject) -> None:
 
 
 def test_another_version_is_named() -> None:
-    sealed = bytearray(seal(Description(b"address", "kv", 8, True)))
+    sealed = bytearray(seal(UcxDescription(b"address", "kv", 8, True)))
     sealed[12] = VERSION + 1
     with pytest.raises(IncompatiblePeer, match="version 2, ours is 1"):
         open_description(bytes(sealed))

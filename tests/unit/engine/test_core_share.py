@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from connectors.private_folder import make_private
+from connectors.owners import make_private
 from services.engine import core_share
 from services.engine.core_share import CoreShare, cores_here
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
+from services.engine.config import Speculation
 from services.engine.drafting import draft_model
 from services.engine.drafting.draft_model import DraftModel
 from services.engine.engine import Engine
-from services.engine.speculation import Speculation
 from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from protocol.errors import ConfigError
+from services.engine.config import Speculation, parse_speculation
 from services.engine.drafting.prompt_lookup import continuation
 from services.engine.engine import Engine
-from services.engine.speculation import Speculation, parse_speculation
 from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run

@@ -13,10 +13,11 @@ from connectors.base import EC_TENSOR, Entry
 from connectors.ec.local import LocalEC
 from protocol.types import EncodeItem, EncodeRequest
 from services.engine.model.vision import VisionModel
+from services.engine.scheduling.decode_delay import RunBound
+from services.engine.scheduling.encode_jobs import SeenBefore
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.rates import RateMeter
-from services.engine.scheduling.run_bound import RunBound
 from tests.conftest import ModelDir, Pass
 from tests.support.conversations import asking, picture
 from tests.support.engines import request_of
@@ -165,7 +166,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
     passes(BOUND_S + 1.0)
     assert tight.answered() == [] and not tight.queue.blocked
     assert tight.items[0].mm_hash not in tight.queue
-    assert tight.queue._unstored == {}
+    assert not tight.queue._unstored
 
 
 def test_what_nobody_asks_for_any_more_is_dropped(tight: Case) -> None:
@@ -183,9 +184,17 @@ def test_a_picture_pushed_out_and_asked_for_again_has_a_new_lease(
     name = tight.items[0].mm_hash
     tensors = {EC_TENSOR: torch.zeros(tight.items[0].length, Case.width(vision))}
     now = time.monotonic()
-    tight.queue._unstored[name] = Entry(tensors, ("r0", "s"), {"r0": now + 0.01, "s": now - 1.0})
+    pushed_out = Entry(tensors, ("r0", "s"), {"r0": now + 0.01, "s": now - 1.0})
+    tight.queue._unstored._entries[name] = pushed_out
     tight.queue.add(EncodeRequest("again", [tight.items[0]], holder="r0"))
     assert tight.answered() == [0]
     passes(10.0)
     tight.store.poll()
     assert tight.store.offer("x", Entry(tensors, ())) is None
+
+
+def test_only_the_last_names_are_remembered() -> None:
+    seen = SeenBefore(2)
+    for name, count in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 2), ("b", 2), ("c", 2)):
+        seen.add(name)
+        assert seen.count == count, name

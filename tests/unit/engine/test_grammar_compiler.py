@@ -9,8 +9,8 @@ import pytest
 from llguidance import LLMatcher
 
 from protocol.errors import InvalidRequest, Unavailable
-from services.engine.model.admission import ModelAdmission
-from services.engine.sampling.grammar import Constraint, Grammars
+from services.engine.loaded_model import ModelAdmission
+from services.engine.sampling.grammar import GrammarConstraint, Grammars
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
 from tests.support.engines import ended, engine, request_of
@@ -54,7 +54,7 @@ def test_what_the_compiler_raises_is_the_grammars_fault() -> None:
     broken: Future[LLMatcher] = Future()
     broken.set_exception(RuntimeError("no"))
     with pytest.raises(InvalidRequest, match="no"):
-        Constraint(broken, 10).allowed([])
+        GrammarConstraint(broken, 10).allowed([])
 
 
 def test_without_a_tokenizer_grammars_are_refused(model_dir: ModelDir, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_grammars_that_wait_are_bounded(model_dir: ModelDir) -> None:
 def test_the_last_grammars_are_kept(model_dir: ModelDir) -> None:
     path = model_dir("qwen2_5_vl")
     grammars = Grammars.load(path, load(path).config.get_text_config().vocab_size, load(path).eos)
-    constraints: list[Constraint] = []
+    constraints: list[GrammarConstraint] = []
     for number in range(100):
         found = grammars.constraint(choice(f"{number}"))
         assert found is not None

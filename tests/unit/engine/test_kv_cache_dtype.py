@@ -12,9 +12,9 @@ from connectors.config import KVConfig
 from protocol.errors import ConfigError
 from protocol.registry import Rates
 from services.engine.attention.kv_cache import block_bytes
+from services.engine.config import Speculation
 from services.engine.model import trial
 from services.engine.scheduling.rates import RateMeter
-from services.engine.speculation import Speculation
 from tests.conftest import ModelDir
 from tests.support.coded_kv import coded_generate
 from tests.support.conversations import LONG, asking, picture_cases, text_cases

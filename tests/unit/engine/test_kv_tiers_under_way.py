@@ -188,7 +188,7 @@ def test_events_tell_what_each_tier_holds(model_dir: ModelDir, tmp_path: Path) -
             heard = listening(worker)
             turns(worker, PROMPTS, life)
             held.forget_blocks(0)
-            fleet.apply(held, EventBatch(0.0, heard))
+            fleet.events.apply(held, EventBatch(0.0, heard))
             assert worker.generate is not None
             known = {
                 "pool": worker.generate.scheduler.blocks.known(),

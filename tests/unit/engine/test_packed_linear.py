@@ -12,15 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from protocol.errors import ConfigError
-from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.language import LanguageModel
-from services.engine.model.packed_linear import (
-    InputsSeen,
-    PackedLinear,
-    Product,
-    pack,
-    packing,
-)
+from services.engine.model.packed_linear import InputsSeen, PackedLinear, Product, pack, packing
 from tests.conftest import ModelDir
 
 IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}

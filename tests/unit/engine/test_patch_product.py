@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.engine.model.patch_product import multiply_patches
+from services.engine.model.cpu_linear import multiply_patches
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -13,8 +13,7 @@ from transformers.image_processing_backends import PilBackend
 from connectors.base import EC_TENSOR
 from protocol.errors import InvalidRequest
 from protocol.types import EncodeItem
-from services.engine.model.picture_processor import picture_processor
-from services.engine.model.vision import VisionModel
+from services.engine.model.vision import VisionModel, picture_processor
 from services.frontend.config import FrontendConfig
 from services.frontend.render import Frontend
 from tests.conftest import ModelDir

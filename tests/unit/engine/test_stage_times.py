@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from services.engine.messages import Stage
-from services.engine.scheduling.stage_times import StageTimes
+from services.engine.scheduling.request_times import StageTimes
 
 
 class Case:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.engine.engine import Engine
-from services.engine.model.step_fence import fence_on
+from services.engine.model.step_upload import fence_on
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG
 from tests.support.engine_pairs import Pair, expected

@@ -1,8 +1,8 @@
 """Which steps do more than any before."""
 
+from services.engine.pulse import StepSizes
 from services.engine.scheduling.chunks import amounts_of, work_of
 from services.engine.scheduling.limits import Limits
-from services.engine.step_sizes import StepSizes
 from tests.unit.engine.test_scheduler import Case
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.paged import backend_for
 from services.engine.attention.torch_attention import TorchAttention
-from services.engine.attention.triton_backend import Arguments, TritonAttention
+from services.engine.attention.triton_backend import TritonAttention
+from services.engine.attention.triton_call import Arguments
 from services.engine.attention.triton_plan import SplitPlan
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
 from tests.support.interpreter import passes

@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import InvalidRequest
-from tests.support.frontend_helpers import (
-    Fronts,
-    frontends,
-    image_part,
-    picture,
-    render,
-    user,
-)
+from tests.support.frontend_helpers import Fronts, frontends, image_part, picture, render, user
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 RED, BLUE, WIDE = picture(60, 40), picture(100, 300, "blue"), picture(700, 90, "green")

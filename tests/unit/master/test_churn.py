@@ -13,7 +13,7 @@ from protocol.kv_events import BlockRemoved, BlockStored, EmbeddingStored, Event
 from protocol.placement import Finished, MediaNeed, Placement, ScheduleRequest
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load
 from services.master.master import Master
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 from services.master.probing.orphan_prober import keep, orphans
 from tests.support.master_nodes import Fleet, Node
 

@@ -9,7 +9,7 @@ from protocol.placement import Placement, ScheduleRequest
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import PlacementTicket
 
 
 def registered(made: Master, name: str, role: InstanceRole, model: str, **fields: Any) -> None:

@@ -14,7 +14,8 @@ from services.master.index.holder_sets import (
     without_slot,
 )
 from services.master.index.predicted_cache import PredictedCache
-from services.master.index.prefix_index import HolderIndex, block_index, fill
+from services.master.index.prefix_index import HolderIndex, block_index
+from services.master.index.prefix_runs import fill
 
 SLOTS = 70  # more than one machine word of bits
 Model = dict[int, set[int]]

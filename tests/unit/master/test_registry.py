@@ -17,8 +17,8 @@ from protocol.kv_events import (
 )
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, Load, Rates
 from services.master.config import MasterConfig
+from services.master.fleet.changelog import FleetListener
 from services.master.fleet.fleet import Fleet
-from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 
 SOURCE = EventSource("tcp://127.0.0.1:1")
@@ -193,11 +193,11 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
         EmbeddingStored("q"),
         EmbeddingRemoved("q"),
     ]
-    fleet.apply(instance, EventBatch(0.0, list(events), unknown=3))
-    assert fleet.counts.ignored == 6
+    fleet.events.apply(instance, EventBatch(0.0, list(events), unknown=3))
+    assert fleet.events.counts.ignored == 6
     assert (fleet.blocks.holders(1), fleet.blocks.holders(2)) == (0, 1)
     assert (fleet.media.holders("p"), fleet.media.holders("q")) == (1, 0)
-    fleet.apply(instance, EventBatch(1.0, [AllEmbeddingsCleared()]))
+    fleet.events.apply(instance, EventBatch(1.0, [AllEmbeddingsCleared()]))
     assert fleet.media.holders("p") == 0
 
 

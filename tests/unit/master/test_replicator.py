@@ -5,10 +5,7 @@ from collections import Counter
 
 from protocol.placement import Finished
 from protocol.registry import Drain, Heartbeat, Load
-from services.master.replication.messages import (
-    Beat,
-    Left,
-)
+from services.master.replication.messages import Beat, Left
 from tests.support.master_nodes import LEASE_S, Fleet, fleet_of, info
 
 

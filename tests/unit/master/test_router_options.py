@@ -15,7 +15,7 @@ from services.master.index.predicted_cache import PredictedCache
 from services.master.index.prefix_index import HolderIndex
 from services.master.master import Master
 from services.master.placement.policies.factory import load_policy
-from services.master.placement.policies.round_robin import RoundRobinPolicy
+from services.master.placement.policies.simple import RoundRobinPolicy
 from tests.support.master_fleets import PROMPT, add, asking, hear, master, place, prefill_of
 from tests.support.master_nodes import SOURCES, Node, fleet_of, info
 from tests.support.master_nodes import Fleet as Masters

@@ -3,8 +3,7 @@
 from collections import Counter
 
 from services.master.replication.messages import Left
-from services.master.replication.outbox import Outbox
-from services.master.replication.staleness import Staleness
+from services.master.replication.outbox import Outbox, Staleness
 
 
 def test_a_message_counts_from_its_oldest_change_until_it_comes_back() -> None:

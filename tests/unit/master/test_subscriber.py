@@ -16,7 +16,8 @@ from services.master.config import MasterConfig
 from services.master.events import subscriber, zmq_reader
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.registry import Registry
-from services.master.master import Master, MasterListener
+from services.master.master import Master
+from services.master.placement.reservation import MasterListener
 from tests.support.waiting import eventually
 
 WAIT_S = 10.0
@@ -159,7 +160,7 @@ async def test_a_busy_master_takes_in_all_that_another_engine_replays(publisher:
         publisher.router.send_multipart([client, b"", *event_frames("", sequence, stored)])
     publisher.router.send_multipart([client, b"", *end_frames()])
     await eventually(lambda: not follower.subscriber.incomplete)
-    assert follower.master.registry.fleet("m").counts.blocks_stored == 4_000
+    assert follower.master.registry.fleet("m").events.counts.blocks_stored == 4_000
     follower.subscriber.close()
 
 

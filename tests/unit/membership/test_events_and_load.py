@@ -22,11 +22,7 @@ from protocol.kv_events import (
 )
 from services.engine.publishing import EventThread
 from services.master.events.follower import Follower
-from services.membership.config import (
-    advertised_url,
-    parse_events,
-    reachable,
-)
+from services.membership.config import advertised_url, parse_events, reachable
 
 WAIT_S = 10.0
 

@@ -11,8 +11,7 @@ from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.mock.ec import CountedEC, rows
 from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
-from services.mock.timers import Timers
-from services.mock.timing import Noise, Timing
+from services.mock.timing import Noise, Timers, Timing
 
 
 def store(capacity: int) -> tuple[CountedEC, list[tuple[str, int]]]:

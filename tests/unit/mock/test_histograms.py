@@ -5,7 +5,7 @@ from prometheus_client.samples import Sample
 
 from protocol.histogram import SECONDS, Histogram
 from services.engine.messages import Statistics
-from services.mock.histograms import histogram_lines
+from services.mock.metrics import histogram_lines
 from services.worker.metrics import WorkerMetrics
 
 NAME = "triptych:request_queue_time_seconds"

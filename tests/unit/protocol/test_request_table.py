@@ -9,12 +9,7 @@ import pytest
 from protocol.anthropic import MessagesRequest, decode_messages
 from protocol.chat_messages import ContentPart
 from protocol.errors import InvalidRequest
-from protocol.openai import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    decode_chat,
-    decode_completion,
-)
+from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from protocol.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,

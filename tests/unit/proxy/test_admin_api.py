@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from protocol.errors import ConfigError
-from proxy.assembly import make_fleet, running
+from proxy.assembly import running
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.from_flags import make_fleet
 from proxy.metrics import ProxyMetrics
 from tests.support.probed_workers import DONE, EVENT, OURS, Worker, serving
 from tests.support.relay_workers import CHAT, Relayed, relaying, text

@@ -7,24 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import (
-    InvalidRequest,
-    NotServing,
-    TriptychError,
-    Unavailable,
-    UpstreamError,
-)
+from protocol.errors import InvalidRequest, NotServing, TriptychError, Unavailable, UpstreamError
 from proxy.dispatch import Dispatch, Retrying
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
-from proxy.upstream.failures import (
-    CallFailed,
-    ProxyExhausted,
-    unconnected,
-)
+from proxy.upstream.failures import CallFailed, ProxyExhausted, unconnected
 
 Fail = Callable[[], TriptychError]
 

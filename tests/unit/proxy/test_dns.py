@@ -4,11 +4,11 @@ import pytest
 
 from protocol.errors import ConfigError
 from protocol.settings import resolve
-from proxy.assembly import make_fleet
 from proxy.config import ProxyConfig
 from proxy.fleet.dns import DnsFollower, DnsName, look_up, names_of
 from proxy.fleet.fleet import Fleet
-from proxy.worker_urls import split_urls
+from proxy.fleet.from_flags import make_fleet
+from proxy.worker_options import split_urls
 
 ENCODE, DECODE = DnsName("encode", "encode.svc", 8000), DnsName("decode", "decode.svc", 8000)
 

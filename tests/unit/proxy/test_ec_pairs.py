@@ -11,12 +11,12 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeOutput, MMItem
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.own_model import OwnModel, OwnModels
-from proxy.placement.needs import ModelNames
 from proxy.placement.own_view import by_load
-from proxy.tokens.pipeline import ServedModel
+from proxy.placement.planner import ModelNames
+from proxy.tokens.pipeline import PipelineModel
 from tests.support.scripted_workers import Worker, asking, before
 from tests.support.waiting import eventually
-from tests.unit.proxy.test_mistakes import ec_fleet
+from tests.unit.proxy.test_fleet_log import ec_fleet
 
 TURNS = 12
 PICTURE = MMItem("x", "image", 0, 1)
@@ -109,7 +109,7 @@ async def test_one_picture_is_encoded_once_for_each_model() -> None:
 
         async def ask(name: str, turn: int) -> None:
             request = asking(f"{name}{turn}", mm_items=[PICTURE])
-            model = ServedModel(ModelNames(name, alone=False))
+            model = PipelineModel(ModelNames(name, alone=False))
             async for _ in pipeline.run(request, {"x": b"picture"}, model=model):
                 pass
 

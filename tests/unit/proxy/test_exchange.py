@@ -9,8 +9,7 @@ from proxy.upstream.answer import AnswerLimits
 from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed
-from proxy.upstream.http1 import chunk
-from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.http1 import KnownHeads, chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

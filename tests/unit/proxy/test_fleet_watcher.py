@@ -11,11 +11,10 @@ from aiohttp import web
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import Drain, InstanceInfo, InstanceName
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe_once
-from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from services.master.fleet.added_workers import decode_probed
 from tests.support.live_masters import running

@@ -8,9 +8,8 @@ import pytest
 
 from protocol.placement import ItemPlacement, Placement, ScheduleRequest, Target
 from protocol.registry import InstanceRole
-from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.worker import Instance
+from proxy.fleet.worker import Breaker, Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.planner import Need, Plan

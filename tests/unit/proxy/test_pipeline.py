@@ -12,8 +12,9 @@ from protocol.generate import ENCODE_PATH, GENERATE_PATH, decode_encode, decode_
 from protocol.generate_answers import ChoiceBody, EncodeAnswer, GenerateAnswer
 from protocol.settings import resolve
 from protocol.types import EncodeItem, EncodeOutput, GenerateRequest, MMItem, SamplingParams
-from proxy.assembly import make_core, make_fleet, make_own_view
+from proxy.assembly import make_core, make_own_view
 from proxy.config import ProxyConfig
+from proxy.fleet.from_flags import make_fleet
 from proxy.metrics import ProxyMetrics
 from proxy.tokens.pipeline import Pipeline
 from proxy.upstream.client import UpstreamClient

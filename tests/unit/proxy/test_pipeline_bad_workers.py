@@ -11,15 +11,9 @@ from aiohttp import web
 from protocol.errors import TriptychError, UpstreamError
 from protocol.generate import decode_encode
 from protocol.generate_answers import ChoiceBody, EncodeAnswer, LogprobsBody
-from protocol.types import (
-    EncodeOutput,
-    GenerateRequest,
-    MMItem,
-    PositionLogprobs,
-    TokenLogprob,
-)
+from protocol.types import EncodeOutput, GenerateRequest, MMItem, PositionLogprobs, TokenLogprob
 from proxy.placement.planner import Plan
-from proxy.tokens.pipeline import ServedModel
+from proxy.tokens.pipeline import PipelineModel
 from tests.support.scripted_workers import (
     DONE,
     TOKENS,
@@ -91,7 +85,7 @@ async def test_a_decode_worker_is_charged_and_passed_over(name: str) -> None:
     """It always has the fewest calls, and is asked but once."""
     bad, good = Worker(SCRIPTS[name]), Worker()
     async with before(decode=[bad, good]) as stack:
-        stack.gateway.pipeline.model = ServedModel(vocab_size=500)
+        stack.gateway.pipeline.model = PipelineModel(vocab_size=500)
         first, second = stack.decode
         second.in_flight += 1
         assert await taken(stack, asking()) == {0: TOKENS}

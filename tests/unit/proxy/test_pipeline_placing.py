@@ -34,14 +34,13 @@ from protocol.placement import (
 from protocol.registry import LeaseAnswer
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.own_model import OwnModel, OwnModels
-from proxy.fleet.refusals import NoWorker
 from proxy.placement.by_master import MasterPlanner
-from proxy.placement.master_client import MasterClient
-from proxy.placement.needs import ModelNames
-from proxy.placement.reporter import Reporter
-from proxy.tokens.pipeline import Pipeline, ServedModel
+from proxy.placement.master_client import MasterClient, Reporter
+from proxy.placement.planner import ModelNames
+from proxy.tokens.pipeline import Pipeline, PipelineModel
 from tests.support.scripted_workers import (
     DONE,
     TOKENS,
@@ -195,7 +194,7 @@ async def test_of_several_models_a_master_is_asked_for_the_requests_own() -> Non
             instance.block_size = size
         stack.fleet.news()
         for name in ("nice", "c"):
-            served = ServedModel(ModelNames(name, "keyed", "r", alone=False))
+            served = PipelineModel(ModelNames(name, "keyed", "r", alone=False))
             steps = pipeline.run(asking(), {}, model=served)
             if name == "c":
                 with pytest.raises(NoWorker):
@@ -243,7 +242,7 @@ async def test_of_several_models_only_the_one_with_another_tokenizer_is_refused(
             instance.model, instance.models = model, frozenset((model,))
             instance.dialect, instance.tokenizer = "tokens", "mine"
         stack.fleet.news()
-        served = {name: ServedModel(ModelNames(name, name, alone=False)) for name in "ab"}
+        served = {name: PipelineModel(ModelNames(name, name, alone=False)) for name in "ab"}
         with pytest.raises(Unavailable, match="that of other, with which") as caught:
             await anext(pipeline.run(asking(), {}, model=served["b"]))
         assert caught.value.code == "wrong_tokenizer" and not master.asked

@@ -11,11 +11,11 @@ from protocol.errors import ConfigError, TriptychError, UpstreamError
 from protocol.generate_answers import ChoiceBody, GenerateAnswer, UsageBody
 from protocol.pooling import PoolingParams, packed, unpacked
 from protocol.types import GenerateRequest, SamplingParams
-from proxy.assembly import make_fleet
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
-from proxy.placement.needs import ModelNames, need_of
+from proxy.fleet.from_flags import make_fleet
 from proxy.placement.own_view import by_load
+from proxy.placement.planner import ModelNames, need_of
 from tests.support.listening import run
 from tests.support.scripted_workers import Stack, Worker, before
 from tests.support.waiting import eventually

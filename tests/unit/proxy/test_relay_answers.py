@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.cached_tokens import with_cached_tokens
+from proxy.relay.request_state import with_cached_tokens
 from proxy.relay.response_validation import check_stream, check_whole, encoded, prefilled
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import CallFailed, Refused, failure_of

@@ -2,11 +2,10 @@
 
 import pytest
 
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.mistakes import mistakes_of
+from proxy.fleet.fleet import Fleet, NoWorker, Unreadable, WrongTokenizer
+from proxy.fleet.fleet_log import mistakes_of
 from proxy.fleet.own_model import OwnModel, OwnModels
-from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
-from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.served_models import RenderedModels
 from proxy.fleet.worker import Instance
 from proxy.placement.own_view import Room, by_load
 

@@ -12,8 +12,7 @@ import aiohttp
 import pytest
 
 from protocol.request_record import RequestRecord
-from proxy.answer_usage import note_usage
-from proxy.request_log import RequestLog
+from proxy.request_log import RequestLog, note_usage
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.relay_workers import (
@@ -31,7 +30,7 @@ from tests.support.relay_workers import (
     relaying,
     send,
     text,
-)  # fmt: skip
+)
 from tests.support.scripted_apps import app_of
 from tests.support.scripted_workers import TOKENS, before
 from tests.support.scripted_workers import Worker as TokensWorker

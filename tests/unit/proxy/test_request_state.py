@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import (
-    RequestAborted,
-    UpstreamError,
-)
+from protocol.errors import RequestAborted, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
 from proxy.tokens.request_state import TokensRequest
 from proxy.upstream.failures import failure_of

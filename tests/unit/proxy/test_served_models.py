@@ -3,9 +3,8 @@
 import pytest
 
 from protocol.errors import ModelNotFound
-from proxy.fleet.fleet import Fleet
-from proxy.fleet.mistakes import mistakes_of
-from proxy.fleet.refusals import NoWorker
+from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.fleet_log import mistakes_of
 from proxy.fleet.worker import Instance
 from proxy.placement.own_view import by_load
 

@@ -1,7 +1,6 @@
 """Which worker has a response."""
 
-from proxy.fleet.circuit_breaker import Breaker
-from proxy.fleet.worker import Instance
+from proxy.fleet.worker import Breaker, Instance
 from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import ConfigError
-from services.worker.lora_modules import parse_modules
+from services.worker.engine_options import parse_modules
 
 
 def test_names_and_folders() -> None:

@@ -12,8 +12,7 @@ from blake3 import blake3
 
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
-from services.master.placement.choice import Choice
-from services.master.placement.costs import StageCosts, least
+from services.master.placement.costs import Choice, StageCosts, least
 
 
 class Policy(abc.ABC):

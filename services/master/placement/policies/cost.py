@@ -7,8 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from services.master.fleet.columns import Floats
-from services.master.placement.choice import Choice
-from services.master.placement.costs import COMBINED, DECODE, StageCosts
+from services.master.placement.costs import COMBINED, DECODE, Choice, StageCosts
 from services.master.placement.policies.base import Policy
 
 

@@ -13,10 +13,12 @@ from services.master.placement.policies.base import Policy
 from services.master.placement.policies.cache_aware import CacheAwarePolicy
 from services.master.placement.policies.cost import CostPolicy
 from services.master.placement.policies.kv import KVPolicy
-from services.master.placement.policies.least_loaded import LeastLoadedPolicy
-from services.master.placement.policies.random_choice import RandomPolicy
-from services.master.placement.policies.round_robin import RoundRobinPolicy
 from services.master.placement.policies.rtp import RTPPolicy
+from services.master.placement.policies.simple import (
+    LeastLoadedPolicy,
+    RandomPolicy,
+    RoundRobinPolicy,
+)
 
 POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
     {

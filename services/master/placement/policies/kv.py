@@ -12,10 +12,9 @@ import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
-from services.master.placement.choice import Choice
-from services.master.placement.costs import DECODE, ENCODE, PREFILL, StageCosts, least
+from services.master.placement.costs import DECODE, ENCODE, PREFILL, Choice, StageCosts, least
 from services.master.placement.policies.base import Policy
-from services.master.placement.policies.round_robin import RoundRobinPolicy
+from services.master.placement.policies.simple import RoundRobinPolicy
 
 
 class KVPolicy(Policy):

@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors.messages import (
-    Alive,
-    ECGrant,
-    ECTensor,
-    FromProducer,
-    Heartbeat,
-    KVEnd,
-    KVReady,
-)
+from connectors.messages import Alive, ECGrant, ECTensor, FromProducer, Heartbeat, KVEnd, KVReady
 from protocol.errors import TransferError
 from tests.support.links import BLOCKS, MEMORY, Link
 from tests.support.raw_peers import RawProducer

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors.messages import (
-    Alive,
-    ECDone,
-    ECWant,
-    Heartbeat,
-    KVFetched,
-    KVWant,
-)
+from connectors.messages import Alive, ECDone, ECWant, Heartbeat, KVFetched, KVWant
 from tests.support.links import Link, linked
 from tests.support.raw_peers import RawConsumer, answered
 from tests.support.side_messages import CONSUMERS, encode, frames, with_fields

@@ -114,12 +114,12 @@ def test_a_place_that_no_memory_has_is_refused(link: Link, impostor: RawProducer
     """NIXL would be told it when blocks are read."""
     if link.transport != "nixl":
         pytest.skip("the others do not name addresses")
-    from connectors.transports.nixl_agent import Description
+    from connectors.transports.nixl_agent import NixlDescription
 
-    real = Description.decode(link.producer.node.transport.describe("kv"))
+    real = NixlDescription.decode(link.producer.node.transport.describe("kv"))
     for numbers in PLACES:
         place = replace(real.place, **numbers)  # type: ignore[arg-type]
-        impostor.description = Description(real.agent, place, real.metadata).encode()
+        impostor.description = NixlDescription(real.agent, place, real.metadata).encode()
         load = link.consumer.kv.fetch(impostor.ref("r", 32), 2)
         load.place(0, [0, 2])
 

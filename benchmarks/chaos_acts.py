@@ -1,0 +1,125 @@
+"""What is done to the parts of a stack, one act after the other: kill, drain, stall, spoil."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.soak.interposer import MODES, Interposer
+from benchmarks.soak.load import Outcome
+from benchmarks.soak.stack import Service, Stack
+
+_PAUSE_S = 3.0  # of undisturbed load between two acts
+_STALL_S, _SPOIL_S, _SPOILED = 12.0, 20.0, 3
+_HTTP, _ENGINE = slice(0, 1), slice(1, None)  # of a worker's processes
+_IDLE_S = 60.0
+TERMINATE, KILL = "terminate proxy-1", "kill proxy-1"
+
+
+@dataclass(frozen=True)
+class Act:
+    """What was done to whom, in monotonic seconds; `back` is when it served again."""
+
+    what: str
+    began: float
+    back: float
+
+
+@dataclass
+class Play:
+    """One act after the other, with a pause of steady load between them."""
+
+    stack: Stack
+    acts: list[Act] = field(default_factory=list)
+
+    def run(self, quick: bool, only: str) -> None:
+        for what, act in self._script(quick):
+            if not re.search(only, what):
+                continue
+            time.sleep(_PAUSE_S)
+            began = time.monotonic()
+            act()
+            self.acts.append(Act(what, began, time.monotonic()))
+            print(f"  {what}: {time.monotonic() - began:.1f} s", flush=True)
+        time.sleep(_PAUSE_S)
+
+    def _script(self, quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+        workers, first = self.stack.workers, self.stack.workers[::2]
+        for number, worker in enumerate(first if quick else workers):
+            part = ("worker", "engine")[number % 2]
+            yield f"kill {worker.name}'s {part}", partial(_kill, worker, number % 2)
+        if not quick:
+            for worker in first:
+                yield f"drain {worker.name}", partial(_drain, worker)
+            for worker in first:
+                yield f"stall {worker.name}", partial(_stall, worker)
+        for worker in first:
+            yield f"freeze {worker.name}'s engine", partial(_stall, worker, _ENGINE)
+            yield f"freeze {worker.name}'s worker", partial(_stall, worker, _HTTP)
+        for mode in MODES:  # one worker's modes apart: its breaker has closed again by the next
+            for worker in workers[1::2]:
+                spoil = partial(_spoil, self.stack.interposers[worker.name], mode)
+                yield f"{worker.name} answers {mode}", spoil
+        yield "kill master", partial(_kill, self.stack.masters[0], 0)
+        yield TERMINATE, partial(_terminate, self.stack.proxies[1])
+        yield KILL, partial(_kill, self.stack.proxies[1], 0)
+
+
+def _kill(service: Service, victim: int) -> None:
+    service.kill(victim)
+    time.sleep(1.0)
+    service.start()
+    service.wait_ready()
+
+
+def _spoil(before: Interposer, mode: str) -> None:
+    """Its work is answered so until a few requests have met it: others may be chosen first."""
+    wanted = before.spoiled + _SPOILED
+    before.mode, until = mode, time.monotonic() + _SPOIL_S
+    while before.spoiled < wanted and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(_PAUSE_S)
+    before.mode = ""
+    print(f"    {_SPOILED + before.spoiled - wanted} answers", flush=True)
+
+
+def _terminate(proxy: Service) -> None:
+    """It ends what it has, and comes back."""
+    status = proxy.stop()
+    if status:
+        raise RuntimeError(f"{proxy.name} ended with {status} after SIGTERM")
+    proxy.start()
+    proxy.wait_ready()
+
+
+def _drain(worker: Service) -> None:
+    """It takes nothing new, ends what it has, stops by itself and comes back."""
+    worker.call("POST", "/drain")
+    deadline = time.monotonic() + _IDLE_S
+    while _busy(worker):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{worker.name} is still busy {_IDLE_S:g} s after /drain")
+        time.sleep(0.1)
+    status = worker.stop()
+    if status:
+        raise RuntimeError(f"{worker.name} ended with {status} after /drain")
+    worker.start()
+    worker.wait_ready()
+
+
+def _busy(worker: Service) -> bool:
+    gauges = worker.call("GET", "/integrity")[1]["gauges"]
+    names = ("num_requests_running", "num_requests_waiting", "num_items_encoding")
+    return any(gauges.get(name) for name in names)
+
+
+def _stall(worker: Service, victims: slice = slice(None)) -> None:
+    worker.stall(_STALL_S, victims)
+    worker.wait_ready()
+
+
+def meets(outcome: Outcome, act: Act) -> bool:
+    return outcome.began < act.back and outcome.ended > act.began

@@ -1,0 +1,91 @@
+"""A workload, the fleets it may go to, and what a study of it has found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.simulate.contenders import OURS, Contender
+from benchmarks.simulate.metrics import Outcome
+from benchmarks.simulate.prompts import Session
+from benchmarks.simulate.records import Objectives, Shape, Span
+
+# Student's t for a 95 % interval, by degrees of freedom.
+_STUDENT = (math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the fleets it may go to, of equally many workers; `make` gives its sessions
+    for a seed. `pace` in requests/s is where the search for the sustained load begins."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    pace: float
+    span: Span
+    aims: Objectives
+    make: Callable[[int], Iterable[Session]]
+
+    def with_aims(self, aims: Objectives) -> Case:
+        """The same under other objectives."""
+        return replace(self, aims=aims)
+
+
+@dataclass(frozen=True)
+class ContenderResult:
+    """A contender on a workload: sustained goodput by seed, and a run at the common load."""
+
+    contender: Contender
+    sustained: tuple[float, ...]
+    common: Outcome
+
+    @property
+    def goodput(self) -> float:
+        """Geometric mean over the seeds."""
+        return math.exp(float(np.mean(np.log(self.sustained))))
+
+    @property
+    def interval(self) -> float:
+        """Half the 95 % confidence interval of the mean over seeds; 0 of one seed."""
+        return half_interval(self.sustained)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
+    `curves` are runs at `LOADS` of it, over seeds, by contender: the best of ours that is not told
+    the objectives, of ours that is, and of the peers."""
+
+    case: Case
+    lines: tuple[ContenderResult, ...]
+    pace: float
+    curves: dict[str, list[list[Outcome]]]
+    runs: int
+
+    def ours(self, *, told: bool) -> ContenderResult | None:
+        """The best of ours, as it comes and tuned as peers are."""
+        lines = [x for x in self.lines if x.contender.policy == OURS and x.contender.tells == told]
+        return best_result(lines) if lines else None
+
+    @property
+    def best_peer(self) -> ContenderResult:
+        return best_result(line for line in self.lines if line.contender.policy != OURS)
+
+    def ratio(self, *, told: bool) -> float:
+        ours = self.ours(told=told)
+        return ours.goodput / self.best_peer.goodput if ours else math.nan
+
+
+def best_result(lines: Iterable[ContenderResult]) -> ContenderResult:
+    return max(lines, key=lambda line: line.goodput)
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the 95 % confidence interval of a mean, by Student's t; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    quantile = _STUDENT[min(len(values) - 1, len(_STUDENT) - 1)]
+    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))

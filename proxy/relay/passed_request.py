@@ -1,0 +1,100 @@
+"""A request for a route that is passed on: read from the client, with what goes on to a worker."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
+from proxy.relay.bodies import RequestBody
+from proxy.relay.model_list import OwnNames
+from proxy.relay.passed_routes import PassedRoute
+from proxy.relay.request import for_worker, named_id
+from proxy.request_state import Caller, RequestState
+from services.http.browsers import is_form, not_form
+from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of
+from services.http.deadline import Deadline
+from services.http.openai import JSON
+
+# Of a form: the field's value up to the next boundary, which follows in a line of its own.
+_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
+
+
+@dataclass(kw_only=True)
+class PassedRequest(RequestState):
+    """A request over all its attempts."""
+
+    route: PassedRoute  # the row of the table that it came by
+    body: bytes  # as it goes on
+    headers: dict[str, str]  # for the worker
+    model: str = ""  # that the client names
+    stream: bool = False  # whether the client asks for one
+    started: bool = False  # whether the client has had any of the answer
+    path: str = ""  # the worker's own, with the query, where it is not the route's
+    only: Instance | None = None  # the worker that must answer; None: any that has the route
+    once: bool = False  # it is not tried again
+    worker: Instance | None = None  # the one that was asked last
+
+    @property
+    def target(self) -> str:
+        return self.path or self.route.asked_as or self.route.path
+
+    @property
+    def begun(self) -> bool:
+        return self.started
+
+
+class PassedRequests:
+    """Reads them, as one proxy's flags say."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._names = OwnNames(gateway.fleet, gateway.config.served_names)
+        self._keyed = gateway.config.asks_for_api_keys
+        self._min_priority = gateway.config.min_priority
+
+    def read(
+        self, route: PassedRoute, request: Request, body: bytes, deadline: Deadline
+    ) -> PassedRequest:
+        headers = for_worker(request, keyed=self._keyed)
+        caller = Caller(
+            caller_of(request).tenant, request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]
+        )
+        passed = PassedRequest(
+            deadline=deadline.at,
+            request_id=headers["x-request-id"],
+            caller=caller,
+            route=route,
+            body=body,
+            headers=headers,
+        )
+        if route.form:
+            self._read_form(passed, request)
+        elif route.method == "POST":
+            self._read_json(passed, named="x-request-id" in request.headers)
+        else:
+            passed.model = request.query_params.get("model", "")
+        return passed
+
+    @staticmethod
+    def _read_form(passed: PassedRequest, request: Request) -> None:
+        given = request.headers.get("content-type", "")
+        if not is_form(given.encode("latin-1")):
+            raise not_form(given)
+        passed.headers["content-type"] = given
+        if (named := _MODEL_FIELD.search(passed.body)) is not None:
+            passed.model = named[1].decode(errors="replace")
+
+    def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
+        """`named`: whether the request has its name from a header."""
+        read = RequestBody.parse(passed.body)
+        if not named:
+            name = named_id(read.fields.get("request_id"), passed.request_id.encode())
+            passed.headers["x-request-id"] = name.decode()
+        self._names.rename(read)
+        passed.headers["content-type"] = JSON
+        passed.priority = read.priority(self._min_priority)
+        passed.body = b"".join(read.bare)
+        passed.model, passed.stream = read.model, read.stream
