@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.common.processes import call
+from benchmarks.common.rows import hardware
 from scripts.monitoring.alerts import Journal, shortened_config, shortened_rules
 from scripts.monitoring.panels import Judged, queries_of, series_with_figures, table
 from scripts.monitoring.processes import Ports, Prometheus, kill_worker, load, prometheus, stack
@@ -97,8 +97,8 @@ class Proof:
         alerts = sum(rule["type"] == "alerting" for rule in rules)
         waits = "as they are" if self.divisor == 1 else f"waits {self.divisor:g} times shorter"
         print(
-            f"{time.strftime('%d %B %Y')}, {platform.machine()}, {platform.system()}, Python"
-            f" {platform.python_version()}, Prometheus {self.api.version()}\n"
+            f"{time.strftime('%d %B %Y')}, {hardware(['torch'], 0)}\nPrometheus"
+            f" {self.api.version()}: "
             f"{len(self.ports.targets)} of {len(self.ports.targets)} targets are scraped; deploy/"
             f"prometheus, {waits}: {alerts} alerts, {len(rules) - alerts} recorded series",
             flush=True,

@@ -80,7 +80,8 @@ class Journal:
         )
 
     def table(self, named: Sequence[str] = ("instance", "role", "url", "stage")) -> list[str]:
-        """Lines of Markdown; of the labels those that are `named`."""
+        """Lines of Markdown; of the labels those that are `named`. A rule without a wait is never
+        pending."""
         lines = ["| alert | of | pending after | firing after |", "|---|---|---:|---:|"]
         for each in self.seen.values():
             labels = ", ".join(
@@ -92,4 +93,4 @@ class Journal:
 
 
 def _said(seconds: float | None) -> str:
-    return "not seen" if seconds is None else f"{seconds:.1f} s"
+    return "–" if seconds is None else f"{seconds:.1f} s"

@@ -104,4 +104,4 @@ def test_an_alert_that_was_never_pending_is_not_taken_for_one_that_was() -> None
     journal = Journal()
     journal.note(1, [alert("firing")])
     assert not journal.has_fired("Down", "instance", "d:1")
-    assert journal.table()[-1] == "| Down | instance d:1 | not seen | 1.0 s |"
+    assert journal.table()[-1] == "| Down | instance d:1 | – | 1.0 s |"
