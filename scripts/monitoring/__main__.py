@@ -11,12 +11,14 @@ import argparse
 import contextlib
 import http.client
 import json
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from benchmarks.common.processes import call
@@ -42,6 +44,7 @@ def main() -> int:
         " and the evaluation interval are; 1: the files as they are",
     )  # fmt: skip
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)
     ports = Ports.free()
     with tempfile.TemporaryDirectory(prefix="monitoring-") as name:
         folder = Path(name)
@@ -51,6 +54,11 @@ def main() -> int:
             prometheus(args.prometheus, folder, ports.prometheus) as api,
         ):
             return Proof(url, api, ports, folder, args.divide).run()
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """Told to stop: what was started is stopped on the way out."""
+    sys.exit(128 + number)
 
 
 def _configure(folder: Path, ports: Ports, divisor: float) -> None:
