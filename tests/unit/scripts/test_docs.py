@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = (
     "troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md", "weights.md",
-    "getting-started.md", "processes.md", "serving-a-model.md", "from-rtp-llm.md", "platforms.md", "monitoring.md",
+    "getting-started.md", "processes.md", "serving-a-model.md", "from-rtp-llm.md", "platforms.md",
+    "monitoring.md",
 )  # fmt: skip
 IMAGES = {"triptych:proxy", "triptych:cpu", "triptych:cuda"}
 FLAG = re.compile(r"`(--[a-z][a-z-]+)(?![\w-])")  # others write some with underscores
