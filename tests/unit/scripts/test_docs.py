@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 PAGES = (
     "troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md", "weights.md",
     "getting-started.md", "processes.md", "serving-a-model.md", "from-rtp-llm.md", "platforms.md",
+    "monitoring.md",
 )  # fmt: skip
 IMAGES = {"triptych:proxy", "triptych:cpu", "triptych:cuda"}
 FLAG = re.compile(r"`(--[a-z][a-z-]+)(?![\w-])")  # others write some with underscores
@@ -25,6 +26,7 @@ OF_OTHERS = {
         "--data-parallel-size",
         "--profiler-config",
     },
+    "monitoring.md": {"--divide"},
     "platforms.md": {"--only-binary"},
     "processes.md": {"--enable-scale-out"},
     "serving-a-model.md": {"--tensor-parallel-size"},
