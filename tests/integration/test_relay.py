@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.listening import run
 from tests.support.relay_failures import saying, streaming
 from tests.support.relay_workers import (
     CHAT,
@@ -19,7 +20,6 @@ from tests.support.relay_workers import (
     good,
     pictures,
     relaying,
-    run,
     text,
 )
 

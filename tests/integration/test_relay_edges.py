@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.support.listening import run
 from tests.support.relay_failures import FAILURES, drop, hang, saying
 from tests.support.relay_workers import (
     CHAT,
@@ -18,7 +19,6 @@ from tests.support.relay_workers import (
     data_url,
     pictures,
     relaying,
-    run,
     text,
 )
 from tests.support.waiting import eventually

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.support.listening import run
 from tests.support.relay_failures import FAILURES, STREAM_FAILURES, UNASKED, hang, streaming
 from tests.support.relay_workers import (
     CHAT,
@@ -19,7 +20,6 @@ from tests.support.relay_workers import (
     data_url,
     pictures,
     relaying,
-    run,
     text,
 )
 from tests.support.waiting import eventually

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.listening import run
 from tests.support.relay_failures import saying, streaming
-from tests.support.relay_workers import EVENTS, Relayed, Worker, relaying, run, text
+from tests.support.relay_workers import EVENTS, Relayed, Worker, relaying, text
 
 MODELS = {"a": ("a", "alias"), "b": ("b",)}
 

@@ -8,8 +8,9 @@ import aiohttp
 import pytest
 
 from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
+from tests.support.listening import run
 from tests.support.relay_failures import drop, hang, saying, streaming
-from tests.support.relay_workers import HURRIED, Relayed, Worker, relaying, run
+from tests.support.relay_workers import HURRIED, Relayed, Worker, relaying
 from tests.support.waiting import eventually
 
 EMBEDDINGS = "/v1/embeddings"

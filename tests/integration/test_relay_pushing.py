@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.listening import run
 from tests.support.push_workers import PushNetwork
 from tests.support.relay_failures import hang, saying
 from tests.support.relay_workers import (
@@ -20,7 +21,6 @@ from tests.support.relay_workers import (
     good,
     pictures,
     relaying,
-    run,
     text,
 )
 from tests.support.waiting import eventually

@@ -6,17 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.relay.passed_routes import STORED
-from tests.support.relay_workers import (
-    DONE,
-    Asked,
-    Relayed,
-    Worker,
-    begin,
-    chunk,
-    relaying,
-    run,
-    send,
-)
+from tests.support.listening import run
+from tests.support.relay_workers import DONE, Asked, Relayed, Worker, begin, chunk, relaying, send
 
 RESPONSES = "/v1/responses"
 LOST = b'{"error":{"message":"Response with id not found.","code":404}}'

@@ -7,7 +7,8 @@ import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from tests.support.greedy_workers import FINGERPRINT, FIRST_HALF, PENALTY, prompt_of, steps
-from tests.support.relay_workers import CHAT, HURRIED, run
+from tests.support.listening import run
+from tests.support.relay_workers import CHAT, HURRIED
 from tests.support.resuming import CASES, USAGE, asking, first, fleet, places, undisturbed
 
 

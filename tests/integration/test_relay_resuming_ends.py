@@ -7,7 +7,8 @@ import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from tests.support.greedy_workers import FINGERPRINT
-from tests.support.relay_workers import CHAT, run
+from tests.support.listening import run
+from tests.support.relay_workers import CHAT
 from tests.support.resuming import HEADERS, asking, first, fleet, held_back, one_error, undisturbed
 from tests.support.waiting import eventually
 

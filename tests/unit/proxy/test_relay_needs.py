@@ -17,8 +17,9 @@ from services.frontend.render import Frontend
 from services.frontend.spec import RenderedRequest
 from tests.support.clients import body_of
 from tests.support.conversations import asking, picture
+from tests.support.listening import run
 from tests.support.relay_failures import drop
-from tests.support.relay_workers import relaying, run
+from tests.support.relay_workers import relaying
 from tests.unit.proxy.test_message_keys import chat, relayed
 
 DEMO = Path("models/demo")
