@@ -23,11 +23,12 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 CLASSIFY_PATH = "/classify"
 RTP_RERANK_PATH, RTP_CLASSIFY_PATH = "/v1/reranker", "/v1/classifier"
 SIMILARITY_PATH = "/v1/embeddings/similarity"
+SPARSE_PATH, COLBERT_PATH = "/v1/embeddings/sparse", "/v1/embeddings/colbert"
 POOLING_PATHS = (
     *EMBEDDINGS_PATHS, POOLING_PATH, *SCORE_PATHS, *RERANK_PATHS, CLASSIFY_PATH, RTP_RERANK_PATH,
-    RTP_CLASSIFY_PATH, SIMILARITY_PATH,
+    RTP_CLASSIFY_PATH, SIMILARITY_PATH, SPARSE_PATH, COLBERT_PATH,
 )  # fmt: skip
-"""`/v1/embeddings/dense` and the last three are RTP-LLM's, which has answers of its own there."""
+"""`/v1/embeddings/dense` and the last five are RTP-LLM's, which has answers of its own there."""
 MAX_INPUTS = 2048
 _CHAT = (
     "messages", "model", "add_special_tokens", "add_generation_prompt", "continue_final_message",

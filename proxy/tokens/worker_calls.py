@@ -119,7 +119,7 @@ class WorkerCalls:
             choices = attempt.state.choices(wanted)
             choices.most = 0
             choices.take(outputs)
-            size = 4 * (wanted.pooling.dimensions or 1)
+            size = wanted.pooling.answer_bytes(len(wanted.token_ids))
             if not choices.complete or any(len(one.pooled) != size for one in outputs):
                 raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")
         return outputs

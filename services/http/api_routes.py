@@ -35,6 +35,7 @@ from protocol.pooling_answers import (
 from protocol.pooling_requests import (
     CLASSIFY_BODY,
     CLASSIFY_PATH,
+    COLBERT_PATH,
     EMBEDDING_BODY,
     EMBEDDINGS_PATHS,
     POOLING_PATH,
@@ -46,10 +47,12 @@ from protocol.pooling_requests import (
     SCORE_PATHS,
     SIMILARITY_BODY,
     SIMILARITY_PATH,
+    SPARSE_PATH,
 )
 from protocol.responses import RESPONSES_BODY, RESPONSES_PATH
 from protocol.responses_answers import DeletedResponse, InputItems, ResponseAnswer, ResponseEvent
 from protocol.rtp_requests import RAW_PATH
+from protocol.token_pooling import COLBERT_BODY, SPARSE_BODY, ColbertList, SparseList
 from services.http.admin import LOG_LEVEL_PATH, LogLevel
 from services.http.api_bodies import OBJECT, TEXT, Bodies, Table
 from services.http.rtp_frontend import ALIAS_PATH, Encode, Encoded, RenderedChat
@@ -103,6 +106,8 @@ POOLING: Table = MappingProxyType(
         f"POST {CLASSIFY_PATH}": Bodies(ClassList, CLASSIFY_BODY, fields="classes"),
         f"POST {RTP_CLASSIFY_PATH}": Bodies(RtpClasses, CLASSIFY_BODY, fields="classes"),
         f"POST {RTP_RERANK_PATH}": Bodies(RtpRankedDocuments, RERANK_BODY, fields="rerank"),
+        f"POST {SPARSE_PATH}": Bodies(SparseList, SPARSE_BODY, fields="sparse"),
+        f"POST {COLBERT_PATH}": Bodies(ColbertList, COLBERT_BODY, fields="colbert"),
         f"POST {SIMILARITY_PATH}": Bodies(Similarity, SIMILARITY_BODY, fields="similarity"),
         **{f"POST {path}": Bodies(ScoreList, SCORE_BODY, fields="scores") for path in SCORE_PATHS},
         **{

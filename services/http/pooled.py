@@ -32,6 +32,7 @@ from protocol.types import GenerateRequest
 from services.frontend.pooling import PoolingInputs
 from services.frontend.render import Frontend, RenderedRequest
 from services.frontend.spec import OutputSpec
+from services.frontend.token_weights import TokenWeights
 from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.deadline import Deadline
 from services.http.openai import Service, at_once, request_id
@@ -55,11 +56,13 @@ class Answered:
         self.id, self.model, self.created = request_id, model, created
         self.labels = labels
         self.vectors: list[bytes] = []
+        self.inputs: list[list[int]] = []  # token ids of each
         self._prompt = self._cached = 0
 
-    def add(self, vector: bytes, prompt_tokens: int, cached_tokens: int) -> None:
+    def add(self, vector: bytes, token_ids: list[int], cached_tokens: int) -> None:
         self.vectors.append(vector)
-        self._prompt += prompt_tokens
+        self.inputs.append(token_ids)
+        self._prompt += len(token_ids)
         self._cached += cached_tokens
 
     @property
@@ -114,6 +117,10 @@ class Pooling:
                 render = frontend.render_chat(chat, request_id=name, caller=caller_of(request))
                 prompts = [await self._rendered_chat(request, deadline, render, params)]
         return wanted, await self._pooled(request, name, prompts, deadline)
+
+    def weights_of(self, model: str | None) -> TokenWeights:
+        """Of the model of this name, how its tokens are called."""
+        return self._models.of(model).pooling.weights
 
     async def scores(
         self,
@@ -207,7 +214,7 @@ class Pooling:
         labels = pooler.labels if pooler is not None else ()
         answered = Answered(name, first.generate.model, int(time.time()), labels)
         for prompt, (vector, cached) in zip(prompts, found, strict=True):
-            answered.add(vector, len(prompt.generate.token_ids), cached)
+            answered.add(vector, prompt.generate.token_ids, cached)
         return answered
 
     async def _one(self, prompt: RenderedRequest) -> tuple[bytes, int]:

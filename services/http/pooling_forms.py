@@ -25,6 +25,8 @@ from protocol.pooling_answers import (
     ScoreList,
 )
 from protocol.pooling_requests import RerankRequest
+from protocol.token_pooling import ColbertEmbedding, ColbertList, SparseEmbedding, SparseList
+from services.frontend.token_weights import TokenWeights
 from services.http.openai import JSON
 from services.http.pooled import Answered
 
@@ -67,6 +69,22 @@ def pooled_list(found: Answered, encoding_format: str) -> PooledList:
         data=[Pooled(index=index, data=vector) for index, vector in vectors],
         usage=found.usage,
     )
+
+
+def sparse_list(found: Answered, weights: TokenWeights, *, decoded: bool) -> SparseList:
+    tokens = zip(found.inputs, found.numbers(), strict=True)
+    named = [weights.by_token(ids, numbers, decoded=decoded) for ids, numbers in tokens]
+    data = [SparseEmbedding(embedding=one, index=index) for index, one in enumerate(named)]
+    return SparseList(data=data, model=found.model, usage=found.usage)
+
+
+def colbert_list(found: Answered) -> ColbertList:
+    rows = [
+        array.reshape(len(ids) - 1, -1).tolist()
+        for ids, array in zip(found.inputs, found.arrays(), strict=True)
+    ]
+    data = [ColbertEmbedding(embedding=one, index=index) for index, one in enumerate(rows)]
+    return ColbertList(data=data, model=found.model, usage=found.usage)
 
 
 def score_list(found: Answered, scores: Sequence[float]) -> ScoreList:

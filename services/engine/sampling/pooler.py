@@ -41,10 +41,18 @@ class VectorPooler:
         vector = row[: wanted.dimensions]
         if self._normalizes(wanted):
             vector = torch.nn.functional.normalize(vector, dim=0)
-        if not bool(torch.isfinite(vector).all()):
-            error = InternalError("the model's answer to this input is not a finite number")
-            return Sampled(request, [], failure=error)
-        return Sampled(request, [], pooled=packed(vector.tolist()))
+        return _finite(request, vector)
+
+    def of_tokens(self, request: Request, answer: torch.Tensor) -> Sampled:
+        """answer float32[tokens, ...]: what is said of each, one after the other."""
+        return _finite(request, answer.flatten().cpu())
 
     def _normalizes(self, wanted: PoolingParams) -> bool:
         return self._pooler.normalize if wanted.normalize is None else wanted.normalize
+
+
+def _finite(request: Request, vector: torch.Tensor) -> Sampled:
+    if not bool(torch.isfinite(vector).all()):
+        error = InternalError("the model's answer to this input is not a finite number")
+        return Sampled(request, [], failure=error)
+    return Sampled(request, [], pooled=packed(vector.tolist()))
