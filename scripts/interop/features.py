@@ -4,7 +4,7 @@ what they answer when they are asked directly."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def same(
     name: str = "tiny",
 ) -> None:
     """The same through the relay: one by one, then all at once, streamed, with empty caches."""
-    ways = {
+    ways: Mapping[str, Callable[[], dict[str, Outcome]]] = {
         "one by one": lambda: {
             case: cases.ask(front.url, asked[case], False, name) for case in asked
         },
@@ -148,7 +148,8 @@ def adapted(site: Site, worker: Worker) -> None:
             ours, "", "", worker.url, "--dialect", "openai", "--admin-api-key", _ADMIN
         )
         same(site, front, PICTURES, truth, worker, name="one")
-        same(site, front, PICTURES, base, worker)
+        with site.table.under(f"{site.table.part}, the model itself"):
+            same(site, front, PICTURES, base, worker)
         post(
             f"{front.url}/v1/load_lora_adapter",
             {"lora_name": "two", "lora_path": str(second)},

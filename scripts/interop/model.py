@@ -39,7 +39,14 @@ def hearing(root: Path) -> Path:
     if not model.exists():
         tiny_models.build(tiny_models.AUDIO_FAMILY, model)
         _widen_window(model)
+        _take_types(model / "chat_template.jinja")
     return model
+
+
+def _take_types(template: Path) -> None:
+    """vLLM hands parts to a template by their type alone: `{"type": "audio"}`."""
+    wanted = "'audio' in part or part['type'] == 'audio'"
+    template.write_text(template.read_text().replace("'audio' in part", wanted))
 
 
 def _widen_window(model: Path) -> None:
