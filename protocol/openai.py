@@ -34,6 +34,7 @@ from protocol.bounds import (
 from protocol.chat_messages import ChatMessage, read_message
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
+from protocol.nvext import NVEXT, fields_of_nvext, member_of
 from protocol.request_parser import RequestParser
 from protocol.request_table import FIELDS
 from protocol.rtp_config import config_fields, name_in
@@ -101,6 +102,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    nvext: dict[str, Any] | None = None
 
 
 class ChatCompletionRequest(SharedFields, kw_only=True):
@@ -160,8 +162,8 @@ COMPLETION_BODY = _COMPLETION.described()
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
     request = _checked(_CHAT.parsed(data))
-    if request.extra_configs:
-        request = _checked(_with_extra_configs(data, request.extra_configs))
+    if request.extra_configs or request.nvext:
+        request = _checked(_extended(_CHAT, data, request.extra_configs, request.nvext))
     request.messages = accepted(_messages, request.messages)
     return request
 
@@ -202,19 +204,31 @@ def _chat_of_batch(fields: dict[str, msgspec.Raw], number: int) -> ChatCompletio
 
 def decode_completion(data: bytes) -> CompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _checked(_COMPLETION.parsed(data))
+    request = _checked(_COMPLETION.parsed(data))
+    return _checked(_extended(_COMPLETION, data, None, request.nvext)) if request.nvext else request
 
 
-def _with_extra_configs(data: bytes, config: dict[str, Any]) -> ChatCompletionRequest:
-    """The request with what RTP-LLM's `extra_configs` ask for beside its own fields."""
+def _extended(
+    parser: RequestParser[_R],
+    data: bytes,
+    config: dict[str, Any] | None,
+    nvext: dict[str, Any] | None,
+) -> _R:
+    """The request with what RTP-LLM's `extra_configs` and Dynamo's `nvext` ask for beside its own
+    fields, which go before them."""
     body = msgspec.json.decode(data, type=dict[str, Any])
     own = {name: value for name, value in body.items() if value is not None}
-    fields = config_fields(config, "extra_configs")
+    theirs = config_fields(config or {}, "extra_configs")
+    fields = {**fields_of_nvext(nvext or {}), **theirs}
     try:
-        return _CHAT.parsed(msgspec.json.encode({**fields, **own}))
+        return parser.parsed(msgspec.json.encode({**fields, **own}))
     except InvalidRequest as error:
-        if error.param in fields and error.param not in own:
-            error.param = f"extra_configs.{name_in(config, error.param) or error.param}"
+        if error.param in own or error.param not in fields:
+            raise
+        if error.param in theirs:
+            error.param = f"extra_configs.{name_in(config or {}, error.param) or error.param}"
+        else:
+            error.param = f"{NVEXT}.{member_of(error.param)}"
         raise
 
 

@@ -17,6 +17,8 @@ from protocol.bounds import Natural, Positive
 from protocol.errors import InvalidRequest
 
 Task = Literal["embed", "score", "classify"]
+Form = Literal["vector", "token_weights", "token_vectors"]
+"""Of a model of vectors: one of the input, or for each token a weight or a vector."""
 TASKS = ("auto", "generate", "embed", "score", "classify")
 """Values of --task."""
 ROUTES: Mapping[Task, str] = MappingProxyType(
@@ -24,6 +26,12 @@ ROUTES: Mapping[Task, str] = MappingProxyType(
 )
 _DOES: Mapping[Task, str] = MappingProxyType(
     {"embed": "embeddings", "score": "scores of texts", "classify": "classes of texts"}
+)
+_HEADS: Mapping[Form, str] = MappingProxyType(
+    {
+        "token_weights": "weight for each token (sparse_linear.pt)",
+        "token_vectors": "vector for each token (colbert_linear.pt)",
+    }
 )
 _FLOAT = "f"  # float32
 
@@ -45,6 +53,7 @@ class Pooler(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: tuple[str, ...] = ()  # names of the classes
     # of the head's logits, where there is one that is not the language model's
     activation: Literal["identity", "sigmoid", "softmax"] = "identity"
+    forms: tuple[Form, ...] = ()  # that it answers beside vectors of inputs
 
 
 class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,6 +63,15 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     dimensions: Positive | None = None  # elements of the answer: a vector's first; None for all
     normalize: bool | None = None  # whether it gets length 1, None for what the model's files say
     second: Natural = 0  # the token with which the second text of a pair begins, 0: none tells
+    form: Form = "vector"
+
+    def answer_bytes(self, tokens: int) -> int:
+        """Of the answer to an input of so many tokens, once `dimensions` are known. There is no
+        vector of the first one, which stands for the whole input."""
+        if self.form == "token_weights":
+            return 4 * tokens
+        each = 4 * (self.dimensions or 1)
+        return each * (tokens - 1) if self.form == "token_vectors" else each
 
 
 def check_task(wanted: PoolingParams | None, pooler: Pooler | None) -> None:
@@ -66,6 +84,8 @@ def check_task(wanted: PoolingParams | None, pooler: Pooler | None) -> None:
         raise _refusal(f"it generates text, and answers no {_DOES[wanted.task]}")
     if wanted.task != pooler.task:
         raise _refusal(f"it answers {_DOES[pooler.task]}, at {ROUTES[pooler.task]}")
+    if wanted.form != "vector" and wanted.form not in pooler.forms:
+        raise _refusal(f"it has no {_HEADS[wanted.form]}")
     check_dimensions(wanted.dimensions, pooler)
 
 
@@ -99,28 +119,15 @@ def unpacked(data: bytes) -> list[float]:
 
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/v1/embeddings/dense")
-
-
 POOLING_PATH = "/pooling"
-
-
 SCORE_PATHS = ("/score", "/v1/score")
-
-
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-
-
 CLASSIFY_PATH = "/classify"
-
-
 RTP_RERANK_PATH, RTP_CLASSIFY_PATH = "/v1/reranker", "/v1/classifier"
-
-
 SIMILARITY_PATH = "/v1/embeddings/similarity"
-
-
+SPARSE_PATH, COLBERT_PATH = "/v1/embeddings/sparse", "/v1/embeddings/colbert"
 POOLING_PATHS = (
     *EMBEDDINGS_PATHS, POOLING_PATH, *SCORE_PATHS, *RERANK_PATHS, CLASSIFY_PATH, RTP_RERANK_PATH,
-    RTP_CLASSIFY_PATH, SIMILARITY_PATH,
+    RTP_CLASSIFY_PATH, SIMILARITY_PATH, SPARSE_PATH, COLBERT_PATH,
 )  # fmt: skip
-"""`/v1/embeddings/dense` and the last three are RTP-LLM's, which has answers of its own there."""
+"""`/v1/embeddings/dense` and the last five are RTP-LLM's, which has answers of its own there."""

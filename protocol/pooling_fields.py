@@ -11,7 +11,8 @@ _S: tuple[Route, ...] = ("scores",)
 _R: tuple[Route, ...] = ("rerank",)
 _C: tuple[Route, ...] = ("classes",)
 _M: tuple[Route, ...] = ("similarity",)
-_ALL: tuple[Route, ...] = ("embeddings", "scores", "rerank", "classes", "similarity")
+_T: tuple[Route, ...] = ("sparse", "colbert")
+_ALL: tuple[Route, ...] = ("embeddings", "scores", "rerank", "classes", "similarity", *_T)
 _AS_CHAT = "As of chat completions, with messages."
 _TURN = MappingProxyType({"role": "user", "content": "Hi"})
 
@@ -21,7 +22,7 @@ WORKS = (
         "A text, texts, token ids, or lists of token ids; up to 2048 inputs. Special tokens in a"
         " text count as such.",
         "Hi",
-        routes=(*_E, *_C),
+        routes=(*_E, *_C, *_T),
     ),
     works(
         "messages",
@@ -51,19 +52,25 @@ WORKS = (
         "Keep so many tokens of a text, those that the tokenizer adds included; -1: as many as the"
         " model takes.",
         3,
-        routes=(*_E, *_C),
+        routes=(*_E, *_C, *_T),
     ),
     works(
         "truncation_side",
         "right keeps a text's start (if left out), left its end.",
         "left",
-        routes=(*_E, *_C),
+        routes=(*_E, *_C, *_T),
     ),
     works(
         "add_special_tokens",
         "Whether the tokenizer adds its own; left out: to texts, not to messages.",
         False,
-        routes=(*_E, *_C),
+        routes=(*_E, *_C, *_T),
+    ),
+    works(
+        "return_decoded",
+        "false: tokens are named by their ids, not by their texts.",
+        False,
+        routes=("sparse",),
     ),
     works("add_generation_prompt", f"{_AS_CHAT} false if left out.", True, routes=_E),
     works("continue_final_message", _AS_CHAT, True, routes=_E),
@@ -107,6 +114,17 @@ WORKS = (
 
 REFUSED = (
     refused("embed_dtype", "vectors are float32.", "float16", "float32", routes=_E),
+    refused("encoding_format", "numbers are JSON's.", "base64", "float", routes=_T),
+    refused("left", "use /v1/embeddings/similarity, which compares vectors.", ["Hi"], routes=_T),
+    refused("right", "use /v1/embeddings/similarity, which compares vectors.", ["Ho"], routes=_T),
+    refused(
+        "extra_configs",
+        "use truncate_prompt_tokens and add_special_tokens.",
+        {"tokenizer_config": {"a": 1}},
+        {},
+        {"tokenizer_config": {}},
+        routes=_T,
+    ),
     refused("endianness", "vectors are little-endian.", "big", "native", "little", routes=_E),
     refused("truncate_prompt_tokens", "send shorter texts.", 3, routes=(*_S, *_R)),
     refused("max_tokens_per_doc", "send shorter texts.", 3, routes=_R),

@@ -14,7 +14,7 @@ from protocol.errors import InvalidRequest
 
 Route = Literal[
     "chat", "completions", "responses", "messages", "embeddings", "scores", "rerank",
-    "classes", "similarity",
+    "classes", "similarity", "sparse", "colbert",
 ]  # fmt: skip
 State = Literal["works", "refused", "harmless"]
 CHAT: tuple[Route, ...] = ("chat",)

@@ -180,6 +180,13 @@ WORKS = (
         routes=CHAT,
     ),
     works(
+        "nvext",
+        "Dynamo's extensions: the members that have a field of their own here, greed_sampling and"
+        " session_control, where the request's own fields do not say the same. Those about"
+        " placement have no effect; one that is not honoured is refused by its name.",
+        {"top_k": 1},
+    ),
+    works(
         "add_generation_prompt", "Whether an answer begins; true if left out.", False, routes=CHAT
     ),
     works(

@@ -28,6 +28,8 @@ _ROUTES: dict[Route, str] = {
     "rerank": "rerank",
     "classes": "classes",
     "similarity": "similarity",
+    "sparse": "sparse",
+    "colbert": "colbert",
 }
 _AGENTS: tuple[tuple[str, Route, tuple[Members, ...]], ...] = (
     ("`POST /v1/responses`", "responses", RESPONSES_MEMBERS),
@@ -39,6 +41,8 @@ _POOLING: tuple[tuple[str, Route], ...] = (
     ("`POST /rerank`, `/v1/rerank`, `/v2/rerank` and `/v1/reranker`", "rerank"),
     ("`POST /classify` and `/v1/classifier`", "classes"),
     ("`POST /v1/embeddings/similarity`", "similarity"),
+    ("`POST /v1/embeddings/sparse`", "sparse"),
+    ("`POST /v1/embeddings/colbert`", "colbert"),
 )
 _SECTIONS: dict[State, tuple[str, str]] = {
     "works": ("Honoured", "What it does"),

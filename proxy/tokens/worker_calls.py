@@ -126,7 +126,7 @@ class WorkerCalls:
             choices.most = 0
             choices.take(outputs)
             # Vectors travel as float32.
-            size = 4 * (wanted.pooling.dimensions or 1)
+            size = wanted.pooling.answer_bytes(len(wanted.token_ids))
             if not choices.complete or any(len(one.pooled) != size for one in outputs):
                 raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")
         return outputs

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.interop import fleet, launched, load, model, topologies
+from scripts.interop import features, fleet, launched, load, model, topologies
 from scripts.interop.shared import Site, before_vllm
 from scripts.interop.table import Table
 from tests.support.stack import proxy
@@ -83,6 +83,72 @@ def fleets(site: Site) -> None:
         fleet.compare(site)
 
 
+def video(site: Site) -> None:
+    """Clips that the relay passes on."""
+    asked = features.Asked(features.CLIPS, 4, site.model)
+    with site.table.under("video"):
+        features.alone(site, asked, *site.vllm("rest"))
+
+
+def video_encoded(site: Site) -> None:
+    """Clips that an encoder encodes."""
+    asked = features.Asked(features.CLIPS, 4, site.model)
+    with site.table.under("video, E+PD"):
+        features.behind_encoder(site, asked, *site.vllm("encode", "rest"))
+
+
+def audio(site: Site) -> None:
+    """Sound that the relay passes on."""
+    asked = features.Asked(features.SOUNDS, 3, model.hearing(site.root))
+    with site.table.under("audio"):
+        features.alone(site, asked, *site.vllm("hearing"))
+
+
+def audio_encoded(site: Site) -> None:
+    """Sound that an encoder encodes."""
+    asked = features.Asked(features.SOUNDS, 3, model.hearing(site.root))
+    with site.table.under("audio, E+PD"):
+        features.behind_encoder(site, asked, *site.vllm("hearing-encode", "hearing"))
+
+
+def tensor(site: Site) -> None:
+    """--tensor-parallel-size 2 behind an encoder."""
+    asked = features.Asked(features.PICTURES, 3, site.model)
+    with site.table.under("tensor parallel 2"):
+        encode, rest = site.vllm("encode", "two-ranks")
+        features.ranks(site, rest)
+        features.behind_encoder(site, asked, encode, rest)
+
+
+def data(site: Site) -> None:
+    """--data-parallel-size 2."""
+    asked = features.Asked(features.PICTURES, 3, site.model)
+    with site.table.under("data parallel 2"):
+        (worker,) = site.vllm("two-engines")
+        features.alone(site, asked, worker)
+        features.engines(site, worker)
+
+
+def drafting(site: Site) -> None:
+    """Speculative decoding by n-grams."""
+    with site.table.under("speculative decoding"):
+        features.drafting(site, *site.vllm("drafting"))
+
+
+def lora(site: Site) -> None:
+    """LoRA adapters, by flag and at run time."""
+    model.adapters(site.model)
+    with site.table.under("LoRA"):
+        features.adapted(site, *site.vllm("adapted"))
+
+
+def int8(site: Site) -> None:
+    """A checkpoint in INT8."""
+    model.int8(site.root)
+    with site.table.under("INT8 checkpoint"):
+        features.quantized(site, *site.vllm("int8"))
+
+
 PARTS: Mapping[str, Callable[[Site], None]] = {
     "two": two,
     "three": three,
@@ -90,6 +156,15 @@ PARTS: Mapping[str, Callable[[Site], None]] = {
     "ours": ours,
     "scripts": scripts,
     "fleet": fleets,
+    "video": video,
+    "video-encoded": video_encoded,
+    "audio": audio,
+    "audio-encoded": audio_encoded,
+    "tensor": tensor,
+    "data": data,
+    "drafting": drafting,
+    "lora": lora,
+    "int8": int8,
 }
 
 

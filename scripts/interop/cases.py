@@ -55,24 +55,28 @@ class Outcome:
         return "" if lead < TIE else f"token {place} differs, which was {lead:.3f} ahead"
 
 
-def body(messages: Messages, stream: bool) -> dict[str, Any]:
-    asked = body_of(messages, max_tokens=TOKENS, ignore_eos=True, logprobs=True, top_logprobs=2)
+def body(messages: Messages, stream: bool, model: str = "tiny") -> dict[str, Any]:
+    asked = body_of(
+        messages, model=model, max_tokens=TOKENS, ignore_eos=True, logprobs=True, top_logprobs=2
+    )
     if stream:
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
     return asked
 
 
-def ask(url: str, messages: Messages, stream: bool) -> Outcome:
+def ask(url: str, messages: Messages, stream: bool, model: str = "tiny") -> Outcome:
     """One request; an error raises."""
-    answer = post(url + _CHAT, body(messages, stream), _TIMEOUT_S)
+    answer = post(url + _CHAT, body(messages, stream, model), _TIMEOUT_S)
     return _streamed(answer) if stream else _whole(json.loads(answer))
 
 
-def ask_all(url: str, stream: bool) -> dict[str, Outcome]:
+def ask_all(
+    url: str, stream: bool, cases: Mapping[str, Messages] = CASES, model: str = "tiny"
+) -> dict[str, Outcome]:
     """Every case at once."""
-    with ThreadPoolExecutor(len(CASES)) as pool:
-        outcomes = pool.map(lambda messages: ask(url, messages, stream), CASES.values())
-        return dict(zip(CASES, outcomes, strict=True))
+    with ThreadPoolExecutor(len(cases)) as pool:
+        outcomes = pool.map(lambda messages: ask(url, messages, stream, model), cases.values())
+        return dict(zip(cases, outcomes, strict=True))
 
 
 def leave(url: str, messages: Messages) -> bool:

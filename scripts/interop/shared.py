@@ -1,5 +1,6 @@
 """What every part of a run shares: the model, the workers that are up, the results."""
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,19 +8,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from scripts.interop import model
 from scripts.interop.table import Table
 from scripts.interop.vllm import Transfers, Worker
 from tests.support.stack import Process, Stack, running
 
-# Folder of the model, part in EC, KV or not. `whole` does it all, and prefills where asked to.
-KINDS: Mapping[str, tuple[str, str, bool]] = MappingProxyType(
+_DRAFTING = {
+    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a vLLM worker is started."""
+
+    folder: str  # that holds its model
+    ec: str = ""  # its part in EC, "" for none
+    kv: bool = False  # whether it has a KV connector
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "whole": ("seeing", "", True),
-        "encode": ("seeing", "ec_producer", False),
-        "prefill": ("blind", "ec_consumer", True),
-        "decode": ("blind", "ec_consumer", True),
+        "whole": Kind("seeing", kv=True),  # does it all, and prefills where asked to
+        "encode": Kind("seeing", "ec_producer"),
+        "prefill": Kind("blind", "ec_consumer", kv=True),
+        "decode": Kind("blind", "ec_consumer", kv=True),
+        "rest": Kind("seeing", "ec_consumer"),  # encodes by itself what comes as bytes
+        "hearing-encode": Kind("hearing", "ec_producer"),
+        "hearing": Kind("hearing", "ec_consumer"),
+        "two-ranks": Kind("seeing", "ec_consumer", flags=("--tensor-parallel-size", "2")),
+        "two-engines": Kind(
+            "seeing", flags=("--data-parallel-size", "2", "--api-server-count", "1")
+        ),
+        "drafting": Kind("seeing", flags=("--speculative-config", json.dumps(_DRAFTING))),
+        "adapted": Kind(
+            "seeing",
+            flags=(
+                "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8",
+                "--lora-modules", f"one={model.ADAPTERS[0]}",
+            ),
+            env=MappingProxyType({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}),
+        ),
+        "int8": Kind("int8"),
     }
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -43,9 +77,11 @@ class Site:
             self.workers.pop(name).stop()
         for name in names:
             if name not in self.workers:
-                folder, ec, kv = KINDS[name]
-                transfers = Transfers(self.storage, ec, kv)
-                self.workers[name] = Worker(name, self.venv, self.root, folder, transfers)
+                kind = KINDS[name]
+                flags = [*Transfers(self.storage, kind.ec, kind.kv).flags(), *kind.flags]
+                self.workers[name] = Worker(
+                    name, self.venv, self.root, kind.folder, flags, kind.env
+                )
         found = [self.workers[name] for name in names]
         for worker in found:
             worker.wait_ready()
@@ -61,7 +97,8 @@ class Site:
     @contextmanager
     def services(self, model: Path | None = None) -> Iterator[Stack]:
         """For services of ours; their logs stay beside vLLM's."""
-        with running(model or self.model) as stack:
+        # Not forked: a proxy alone starts sooner than what tests fork their engines from.
+        with running(model or self.model, forked=False) as stack:
             try:
                 yield stack
             finally:

@@ -9,9 +9,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.common.processes import free_port
@@ -28,6 +29,7 @@ ENVIRONMENT: Mapping[str, str] = {
     **QUIET,
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # imports take most of the time of a start
     "VLLM_SERVER_DEV_MODE": "1",  # routes that empty caches
     "VLLM_LOGGING_LEVEL": "DEBUG",  # the EC connector speaks of what it saves and loads here only
     "UCX_NET_DEVICES": "lo",
@@ -71,18 +73,24 @@ class Worker:
     started can be ended with it."""
 
     def __init__(
-        self, name: str, venv: Path, root: Path, folder: str, transfers: Transfers
+        self,
+        name: str,
+        venv: Path,
+        root: Path,
+        folder: str,
+        flags: Sequence[str],
+        env: Mapping[str, str],
     ) -> None:
         self.name = name
         port = free_port(2)
         side = port + 1
         self.url = f"http://127.0.0.1:{port}"
         self.log_path = root / f"vllm-{name}.log"
-        environment = {**os.environ, **ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
+        environment = {**os.environ, **ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side), **env}
         command = [str(venv / "bin" / "vllm"), "serve", NAME, "--port", str(port), *_FLAGS]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *transfers.flags()],
+                [*command, *flags],
                 cwd=root / folder,
                 env=environment,
                 stdout=log,
@@ -122,11 +130,13 @@ def forget(url: str) -> None:
         post(f"{url}/reset_{cache}_cache", {}, 10.0)
 
 
-def metric(url: str, name: str) -> float:
-    """The sum over its labels of a metric that a server shows; 0 if it is not there."""
+def metric(url: str, name: str, *, prefix: bool = False) -> float:
+    """The sum over its labels of a metric that a server shows; 0 if it is not there. `prefix`:
+    further labels may follow those in `name`."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
         text = response.read().decode()
-    found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    labels = r".*\}" if prefix else r"(?:\{.*\})?"
+    found = re.findall(rf"^{re.escape(name)}{labels} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
 
@@ -138,9 +148,11 @@ def _answers(url: str) -> bool:
         return False
 
 
-def post(url: str, body: Any, timeout_s: float) -> bytes:
+def post(
+    url: str, body: Any, timeout_s: float, headers: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
     """The answer's body; an HTTP error carries the worker's words."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **headers}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:

@@ -24,6 +24,7 @@ from protocol.openai_answers import (
 )
 from protocol.pooling import (
     CLASSIFY_PATH,
+    COLBERT_PATH,
     EMBEDDINGS_PATHS,
     POOLING_PATH,
     RERANK_PATHS,
@@ -31,6 +32,7 @@ from protocol.pooling import (
     RTP_RERANK_PATH,
     SCORE_PATHS,
     SIMILARITY_PATH,
+    SPARSE_PATH,
 )
 from protocol.pooling_answers import (
     ClassList,
@@ -52,6 +54,7 @@ from protocol.pooling_requests import (
 from protocol.responses import RESPONSES_BODY, RESPONSES_PATH
 from protocol.responses_answers import DeletedResponse, InputItems, ResponseAnswer, ResponseEvent
 from protocol.rtp_requests import RAW_PATH
+from protocol.token_pooling import COLBERT_BODY, SPARSE_BODY, ColbertList, SparseList
 from services.http.admin import LOG_LEVEL_PATH, LogLevel
 from services.http.api_bodies import OBJECT, TEXT, RouteBodies, Table
 from services.http.rtp_frontend import ALIAS_PATH, Encode, Encoded, RenderedChat
@@ -104,6 +107,8 @@ POOLING: Table = MappingProxyType(
         f"POST {CLASSIFY_PATH}": RouteBodies(ClassList, CLASSIFY_BODY, fields="classes"),
         f"POST {RTP_CLASSIFY_PATH}": RouteBodies(RtpClasses, CLASSIFY_BODY, fields="classes"),
         f"POST {RTP_RERANK_PATH}": RouteBodies(RtpRankedDocuments, RERANK_BODY, fields="rerank"),
+        f"POST {SPARSE_PATH}": RouteBodies(SparseList, SPARSE_BODY, fields="sparse"),
+        f"POST {COLBERT_PATH}": RouteBodies(ColbertList, COLBERT_BODY, fields="colbert"),
         f"POST {SIMILARITY_PATH}": RouteBodies(Similarity, SIMILARITY_BODY, fields="similarity"),
         **{
             f"POST {path}": RouteBodies(ScoreList, SCORE_BODY, fields="scores")

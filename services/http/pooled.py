@@ -25,6 +25,7 @@ from protocol.pooling_requests import (
 )
 from protocol.types import GenerateRequest
 from services.frontend.pooling.inputs import PoolingInputs
+from services.frontend.pooling.token_weights import TokenWeights
 from services.frontend.render import Frontend
 from services.frontend.spec import OutputSpec, RenderedRequest
 from services.http.callers import caller_of, deadline_of, with_caller
@@ -69,6 +70,10 @@ class Pooling:
                 render = frontend.render_chat(chat, request_id=name, caller=caller_of(request))
                 prompts = [await self._rendered_chat(request, deadline, render, params)]
         return wanted, await self._pooled(request, name, prompts, deadline)
+
+    def weights_of(self, model: str | None) -> TokenWeights:
+        """Of the model of this name, how its tokens are called."""
+        return self._models.of(model).pooling.weights
 
     async def scores(
         self,
@@ -162,7 +167,7 @@ class Pooling:
         labels = pooler.labels if pooler is not None else ()
         answered = Answered(name, first.generate.model, int(time.time()), labels)
         for prompt, (vector, cached) in zip(prompts, found, strict=True):
-            answered.add(vector, len(prompt.generate.token_ids), cached)
+            answered.add(vector, prompt.generate.token_ids, cached)
         return answered
 
     async def _one(self, prompt: RenderedRequest) -> tuple[bytes, int]:

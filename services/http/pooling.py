@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.pooling import (
     CLASSIFY_PATH,
+    COLBERT_PATH,
     EMBEDDINGS_PATHS,
     POOLING_PATH,
     RERANK_PATHS,
@@ -13,6 +14,7 @@ from protocol.pooling import (
     RTP_RERANK_PATH,
     SCORE_PATHS,
     SIMILARITY_PATH,
+    SPARSE_PATH,
 )
 from protocol.pooling_answers import RtpClasses, Similarity
 from protocol.pooling_requests import (
@@ -24,17 +26,20 @@ from protocol.pooling_requests import (
     decode_rerank,
     decode_score,
 )
+from protocol.token_pooling import decode_colbert, decode_sparse
 from services.http.bodies import counted
 from services.http.openai import Service
 from services.http.pooled import Pooling
 from services.http.pooling_forms import (
     answer,
     class_list,
+    colbert_list,
     embedding_list,
     pooled_list,
     ranked,
     rtp_ranked,
     score_list,
+    sparse_list,
 )
 
 
@@ -102,6 +107,21 @@ def _as_rtp(service: Service, work: Pooling) -> APIRouter:
         """As `/classify`, in RTP-LLM's form."""
         _, found = await work.vectors(request, decode_classify)
         return await answer(found, lambda: RtpClasses(score=found.numbers()))
+
+    @routes.post(SPARSE_PATH)
+    @counted(service.admitted)
+    async def sparse(request: Request) -> Response:
+        """A weight for each token of a text, in RTP-LLM's form."""
+        wanted, found = await work.vectors(request, decode_sparse)
+        weights, decoded = work.weights_of(wanted.model), wanted.return_decoded
+        return await answer(found, lambda: sparse_list(found, weights, decoded=decoded))
+
+    @routes.post(COLBERT_PATH)
+    @counted(service.admitted)
+    async def colbert(request: Request) -> Response:
+        """A vector for each token of a text but the first, in RTP-LLM's form."""
+        _, found = await work.vectors(request, decode_colbert)
+        return await answer(found, lambda: colbert_list(found))
 
     @routes.post(SIMILARITY_PATH)
     @counted(service.admitted)

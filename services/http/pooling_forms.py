@@ -32,6 +32,8 @@ from protocol.pooling_answers import (
     Vector,
 )
 from protocol.pooling_requests import RerankRequest
+from protocol.token_pooling import ColbertEmbedding, ColbertList, SparseEmbedding, SparseList
+from services.frontend.pooling.token_weights import TokenWeights
 from services.http.openai import JSON
 
 _INLINE_BYTES = 1 << 16  # of vectors, whose JSON takes a few milliseconds
@@ -74,6 +76,22 @@ def pooled_list(found: Answered, encoding_format: str) -> PooledList:
         data=[Pooled(index=index, data=vector) for index, vector in vectors],
         usage=found.usage,
     )
+
+
+def sparse_list(found: Answered, weights: TokenWeights, *, decoded: bool) -> SparseList:
+    tokens = zip(found.inputs, found.numbers(), strict=True)
+    named = [weights.by_token(ids, numbers, decoded=decoded) for ids, numbers in tokens]
+    data = [SparseEmbedding(embedding=one, index=index) for index, one in enumerate(named)]
+    return SparseList(data=data, model=found.model, usage=found.usage)
+
+
+def colbert_list(found: Answered) -> ColbertList:
+    rows = [
+        array.reshape(len(ids) - 1, -1).tolist()
+        for ids, array in zip(found.inputs, found.arrays(), strict=True)
+    ]
+    data = [ColbertEmbedding(embedding=one, index=index) for index, one in enumerate(rows)]
+    return ColbertList(data=data, model=found.model, usage=found.usage)
 
 
 def score_list(found: Answered, scores: Sequence[float]) -> ScoreList:
@@ -147,11 +165,13 @@ class Answered:
         self.id, self.model, self.created = request_id, model, created
         self.labels = labels
         self.vectors: list[bytes] = []
+        self.inputs: list[list[int]] = []  # token ids of each
         self._prompt = self._cached = 0
 
-    def add(self, vector: bytes, prompt_tokens: int, cached_tokens: int) -> None:
+    def add(self, vector: bytes, token_ids: list[int], cached_tokens: int) -> None:
         self.vectors.append(vector)
-        self._prompt += prompt_tokens
+        self.inputs.append(token_ids)
+        self._prompt += len(token_ids)
         self._cached += cached_tokens
 
     @property

@@ -161,6 +161,14 @@ def extra_configs(door: Door, route: Route) -> None:
     door.refused(route, "extra_configs.num_beams", extra_configs={"num_beams": 4})
 
 
+def nvext(door: Door, route: Route) -> None:
+    answer = door.ask(route, nvext={"repetition_penalty": 1e-4})
+    assert ids_of(answer) == ids_of(door.ask(route, repetition_penalty=1e-4))
+    assert ids_of(answer) != ids_of(door.base(route))
+    door.refused(route, "nvext.token_data", nvext={"token_data": [5]})
+    door.refused(route, "nvext.top_k", nvext={"top_k": "many"})
+
+
 def add_generation_prompt(door: Door, route: Route) -> None:
     whole = prompt_ids_of(door.base(route))
     shorter = prompt_ids_of(door.ask(route, add_generation_prompt=False))
@@ -218,7 +226,7 @@ PROMPT_PROBES: dict[str, Probe] = {
         truncate_prompt_tokens, truncation_side, tools, documents, chat_template_kwargs,
         chat_template, add_generation_prompt, continue_final_message, cache_salt, request_id,
         session_id, mm_processor_kwargs, media_io_kwargs, user_template, template_key,
-        extra_configs, chat_id,
+        extra_configs, chat_id, nvext,
     )},
     "reasoning_effort": variable("reasoning_effort", "low"),
     "verbosity": variable("verbosity", "high"),

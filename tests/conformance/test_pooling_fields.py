@@ -15,12 +15,13 @@ from tests.conformance.asking import Json
 from tests.conftest import ModelDir
 from tests.support.pooling_models import embedding_model, reranker
 from tests.support.stack import call, idle, proxy, running
-from tests.support.tiny_encoders import LABELS, build_encoder
+from tests.support.tiny_encoders import LABELS, add_token_heads, build_encoder
 
 QUERY, TEXT, OTHER = "How many circles?", "There are three circles.", "A blue square."
 PATHS: dict[Route, str] = {
     "embeddings": "/v1/embeddings", "scores": "/score", "rerank": "/rerank", "classes": "/classify",
-    "similarity": "/v1/embeddings/similarity",
+    "similarity": "/v1/embeddings/similarity", "sparse": "/v1/embeddings/sparse",
+    "colbert": "/v1/embeddings/colbert",
 }  # fmt: skip
 BASES: dict[Route, Json] = {
     "embeddings": {"input": TEXT},
@@ -28,6 +29,8 @@ BASES: dict[Route, Json] = {
     "rerank": {"query": QUERY, "documents": [TEXT, OTHER]},
     "classes": {"input": TEXT},
     "similarity": {"left": [QUERY], "right": [TEXT, OTHER]},
+    "sparse": {"input": TEXT},
+    "colbert": {"input": TEXT},
 }
 CHAT = {"input": ..., "messages": [{"role": "user", "content": TEXT}]}
 
@@ -62,8 +65,12 @@ class Poolers:
             return [(e["index"], e["relevance_score"]) for e in answer["results"]]
         if route == "similarity":
             return answer["similarity"]
-        name = {"embeddings": "embedding", "scores": "score", "classes": "probs"}[route]
-        return [entry[name] for entry in answer["data"]]
+        name = {"scores": "score", "classes": "probs"}.get(route, "embedding")
+        found = [entry[name] for entry in answer["data"]]
+        # Of weights by token the numbers, in the order of their names.
+        return [
+            [one[key] for key in sorted(one)] if isinstance(one, dict) else one for one in found
+        ]
 
     def tokens(self, route: Route, **fields: Any) -> int:
         """Of the prompts."""
@@ -81,6 +88,7 @@ def poolers(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> It
         "embeddings": embedding_model(model_dir("qwen3"), root / "vectors"),
         "rerank": reranker(model_dir("qwen3"), root / "scores"),
         "classes": build_encoder(root / "classes", labels=LABELS),
+        "sparse": add_token_heads(build_encoder(root / "tokens", "xlm-roberta")),
     }
     with running(folders["embeddings"]) as stack:
         workers = []
@@ -92,6 +100,7 @@ def poolers(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> It
             workers.append(worker)
             urls[route] = proxy(stack, [], [worker], [], *flags).url
         urls["scores"], urls["similarity"] = urls["rerank"], urls["embeddings"]
+        urls["colbert"] = urls["sparse"]
         yield Poolers(urls)
         for worker in workers:
             idle(worker)
@@ -113,7 +122,7 @@ def same_as(route: Route, name: str, value: Any) -> Callable[[Poolers], None]:
 def texts(poolers: Poolers, route: Route) -> None:
     (first,), both = poolers.ask(route), poolers.ask(route, input=[TEXT, OTHER])
     assert same(both[0], first) and not same(both[1], first)
-    assert len(poolers.ask(route, input=[[5, 6], [7]])) == 2
+    assert len(poolers.ask(route, input=[[5, 6], [7, 8]])) == 2
     poolers.refused(route, "input", input=[])
 
 
@@ -160,7 +169,7 @@ def truncation_side(poolers: Poolers, route: Route) -> None:
 
 def add_special_tokens(poolers: Poolers, route: Route) -> None:
     added = poolers.tokens(route) - poolers.tokens(route, add_special_tokens=False)
-    assert added == (2 if route == "classes" else 0)  # the causal model's tokenizer adds none
+    assert added == (0 if route == "embeddings" else 2)  # the causal model's tokenizer adds none
 
 
 def of_chats(**fields: Any) -> Callable[[Poolers, Route], None]:
@@ -253,8 +262,17 @@ def cache_salt(poolers: Poolers, route: Route) -> None:
         assert cached() > 0
 
 
+def return_decoded(poolers: Poolers, route: Route) -> None:
+    by_id, by_text = (
+        poolers.post(route, return_decoded=wanted)[1]["data"][0]["embedding"]
+        for wanted in (False, True)
+    )
+    assert by_id and all(name.isdigit() for name in by_id)
+    assert not any(name.isdigit() for name in by_text)
+
+
 def request_id(poolers: Poolers, route: Route) -> None:
-    if route == "similarity":  # its answer has no id
+    if route in ("similarity", "sparse", "colbert"):  # their answers have no id
         assert poolers.ask(route, request_id="mine")
         return
     assert "mine" in poolers.post(route, request_id="mine")[1]["id"]
@@ -287,6 +305,7 @@ PROBES: dict[str, Callable[[Poolers, Route], None]] = {
     "priority": priority,
     "cache_salt": cache_salt,
     "request_id": request_id,
+    "return_decoded": return_decoded,
 }
 
 

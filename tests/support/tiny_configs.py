@@ -289,7 +289,7 @@ def _qwen2_audio(ids: Ids) -> Json:
         "max_source_positions": 100,
     }
     return {
-        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "qwen2", **_text(128, 4, 2, 3, rope_parameters=_rope())},
         "audio_config": audio,
         "audio_token_index": ids("<|AUDIO|>"),
         "tie_word_embeddings": False,

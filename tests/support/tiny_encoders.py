@@ -60,6 +60,43 @@ def build_encoder(
     return path
 
 
+def add_token_heads(path: Path) -> Path:
+    """Linear layers beside a model of vectors, as BGE-M3 has them, and names of the tokens that
+    stand for no word."""
+    torch.manual_seed(11)
+    for name, rows in (("sparse", 1), ("colbert", 64)):
+        torch.save(torch.nn.Linear(64, rows).state_dict(), path / f"{name}_linear.pt")
+    names = {"cls_token": BEGIN, "eos_token": END, "sep_token": END}
+    file = path / "tokenizer_config.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**config, **names}))
+    return path
+
+
+def token_weights(path: Path, token_ids: Sequence[int]) -> list[float]:
+    """Of each token, as BGE-M3's own code weighs it on transformers' hidden states."""
+    return torch.relu(_head(path, "sparse", 1)(_hidden(path, token_ids))).squeeze(-1).tolist()
+
+
+def token_vectors(path: Path, token_ids: Sequence[int]) -> list[list[float]]:
+    """Of each token but the first, of length 1."""
+    made = _head(path, "colbert", 64)(_hidden(path, token_ids)[1:])
+    return (made / made.norm(dim=-1, keepdim=True)).tolist()  # type: ignore[no-any-return]
+
+
+def _head(path: Path, name: str, rows: int) -> torch.nn.Linear:
+    head = torch.nn.Linear(64, rows).requires_grad_(False)
+    head.load_state_dict(torch.load(path / f"{name}_linear.pt", weights_only=True))
+    return head
+
+
+def _hidden(path: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    model = AutoModel.from_pretrained(path).float().eval()
+    with torch.inference_mode():
+        hidden = model(input_ids=torch.tensor([list(token_ids)])).last_hidden_state[0]
+    return hidden.clone()  # type: ignore[no-any-return]
+
+
 def _mark_pairs(file: Path, tokenizer: Tokenizer) -> None:
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BEGIN} $A {END}",

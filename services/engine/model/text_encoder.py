@@ -15,7 +15,7 @@ import torch
 
 from connectors.kv.base import Fence
 from protocol.errors import ConfigError
-from protocol.pooling import Pooler
+from protocol.pooling import Pooler, PoolingParams
 from protocol.refs import KVGroup, KVLayout
 from services.engine.config import EngineConfig
 from services.engine.containment import contained
@@ -23,6 +23,7 @@ from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.loader import load_text_encoder, parameter_bytes, read_config
 from services.engine.model.runner import failed_chunk
 from services.engine.model.step_upload import fence_on
+from services.engine.model.token_heads import TokenHeads
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.seams import Sampled
@@ -60,6 +61,7 @@ class TextEncoder:
         self.text_config = self.config.get_text_config()
         self.device, self.dtype = device, dtype
         self._pooler = pooler
+        self.token_heads = TokenHeads(model_dir, pooler, device)
         headed = pooler.task != "embed"
         self._model: Any = load_text_encoder(model_dir, self.config, dtype, device, head=headed)
         typed = _TYPES in inspect.signature(self._model.forward).parameters
@@ -82,9 +84,12 @@ class TextEncoder:
         name = str(self.dtype).removeprefix("torch.")
         return KVLayout((KVGroup((0,), 1, 1, 1, 0),), block_size, name)
 
-    def rows(self, inputs: Sequence[Sequence[int]], seconds: Sequence[int]) -> torch.Tensor:
-        """float[B, hidden], or logits of the head, of each input. `seconds`: with which token the
-        second text of a pair begins, 0 for none."""
+    def rows(
+        self, inputs: Sequence[Sequence[int]], seconds: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(float[B, hidden], or logits of the head, of each input; float[B, T, hidden] of its
+        tokens, of a model without such a head). `seconds`: with which token the second text of a
+        pair begins, 0 for none."""
         lengths = torch.tensor([len(one) for one in inputs])
         width = int(lengths.max())
         ids = torch.tensor([[*one, *[self._padding] * (width - len(one))] for one in inputs])
@@ -97,8 +102,9 @@ class TextEncoder:
             keywords[_TYPES] = types.long().to(self.device)
         output = self._model(**keywords)
         if self._pooler.task != "embed":
-            return output.logits  # type: ignore[no-any-return]
-        return self._pooled(output.last_hidden_state.float(), mask.to(self.device))
+            return output.logits, torch.empty(0)
+        hidden = output.last_hidden_state.float()
+        return self._pooled(hidden, mask.to(self.device)), hidden
 
     def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """hidden [B, T, H], mask bool[B, T] → [B, H]."""
@@ -127,15 +133,26 @@ class EncoderRunner:
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         made: list[Sampled] = []
         for group in _alike(chunks):
-            seconds = [_second(chunk) for chunk in group]
-            rows = self._model.rows([chunk.token_ids for chunk in group], seconds)
-            made += self._pooler.sample(rows.float(), [chunk.request for chunk in group])
+            made += self._answers(group)
         return made
 
+    def _answers(self, group: Sequence[Chunk]) -> Iterator[Sampled]:
+        wanted = [_wanted(chunk) for chunk in group]
+        seconds = [one.second for one in wanted]
+        rows, hidden = self._model.rows([chunk.token_ids for chunk in group], seconds)
+        whole = [index for index, one in enumerate(wanted) if one.form == "vector"]
+        yield from self._pooler.sample(rows[whole], [group[index].request for index in whole])
+        for index, (chunk, one) in enumerate(zip(group, wanted, strict=True)):
+            if one.form != "vector":
+                tokens = hidden[index, : chunk.count]
+                answer = self._model.token_heads.answer(one.form, tokens)
+                yield self._pooler.of_tokens(chunk.request, answer)
 
-def _second(chunk: Chunk) -> int:
+
+def _wanted(chunk: Chunk) -> PoolingParams:
     wanted = chunk.request.source.pooling
-    return wanted.second if wanted is not None else 0
+    assert wanted is not None
+    return wanted
 
 
 def _alike(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:

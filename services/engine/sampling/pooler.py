@@ -42,10 +42,11 @@ class VectorPooler:
         vector = row[: wanted.dimensions]
         if self._normalizes(wanted):
             vector = torch.nn.functional.normalize(vector, dim=0)
-        if not bool(torch.isfinite(vector).all()):
-            error = InternalError("the model's answer to this input is not a finite number")
-            return Sampled(request, [], failure=error)
-        return Sampled(request, [], pooled=packed(vector.tolist()))
+        return _finite(request, vector)
+
+    def of_tokens(self, request: Request, answer: torch.Tensor) -> Sampled:
+        """answer float32[tokens, ...]: what is said of each, one after the other."""
+        return _finite(request, answer.flatten().cpu())
 
     def _normalizes(self, wanted: PoolingParams) -> bool:
         return self._pooler.normalize if wanted.normalize is None else wanted.normalize
@@ -69,3 +70,10 @@ def taken_score_head(model: Any, pooler: Pooler) -> torch.nn.Linear | None:
         head.bias.copy_(own.bias[rows])
     model.lm_head = None
     return head
+
+
+def _finite(request: Request, vector: torch.Tensor) -> Sampled:
+    if not bool(torch.isfinite(vector).all()):
+        error = InternalError("the model's answer to this input is not a finite number")
+        return Sampled(request, [], failure=error)
+    return Sampled(request, [], pooled=packed(vector.tolist()))

@@ -12,8 +12,10 @@ from protocol.errors import InvalidRequest
 from protocol.openai import CompletionRequest
 from protocol.pooling import PoolingParams, check_task
 from protocol.pooling_requests import EmbeddingRequest, Pair, PairFields, PoolingFields, TextFields
+from protocol.token_pooling import ColbertRequest, SparseRequest
 from protocol.types import GenerateRequest
 from services.frontend.model_info import ModelInfo
+from services.frontend.pooling.token_weights import TokenWeights
 from services.frontend.prompts.guard import Guard
 from services.frontend.prompts.maker import OFFLOAD_CHARS, PromptMaker
 from services.frontend.prompts.other_templates import PairTemplate
@@ -22,6 +24,7 @@ from services.frontend.tokenizer import Tokenizer
 
 _TRUNCATE = "truncate_prompt_tokens"
 _MOST_TOKENS = 1 << 20  # of all inputs of a request, which are in memory together
+_MOST_BYTES = 1 << 25  # of the answers for each token: of BGE-M3's longest text
 
 
 class PoolingInputs:
@@ -38,6 +41,7 @@ class PoolingInputs:
         self._info = info
         self._tokenizer = tokenizer
         self._prompts = prompts
+        self.weights = TokenWeights(tokenizer, info.special_tokens)
         self._pairs: PairTemplate | None = None
         if info.pooler is not None and info.pooler.score_tokens:
             self._pairs = PairTemplate(info.templates, info.special_tokens, guard)
@@ -45,6 +49,10 @@ class PoolingInputs:
 
     def params(self, request: TextFields) -> PoolingParams:
         """What is wanted of the pooler; `InvalidRequest` if the model does something else."""
+        if isinstance(request, SparseRequest):
+            return self._params(PoolingParams(form="token_weights"))
+        if isinstance(request, ColbertRequest):
+            return self._params(PoolingParams(form="token_vectors"))
         if not isinstance(request, EmbeddingRequest):
             return self._params(PoolingParams("classify"))
         normalize = request.normalize if request.use_activation is None else request.use_activation
@@ -71,11 +79,12 @@ class PoolingInputs:
         sampling = await self._requests.checked(plain)
         several = len(given) > 1
         made: list[GenerateRequest] = []
-        total = 0
+        total = answered = 0
         for index, one in enumerate(given):
             where = fields[index] if fields else f"input[{index}]" if several else "input"
             ids = await self._tokens(request, one, where)
             total = _added_up(total, ids, where)
+            answered = _answer_added_up(answered, wanted, len(ids), where)
             name = f"{request_id}-{index}" if several else request_id
             made.append(self._requests.made(plain, name, ids, sampling, where))
             made[-1].pooling = wanted
@@ -170,6 +179,19 @@ def _added_up(total: int, ids: Sequence[int], param: str) -> int:
             param=param,
         )
     return total
+
+
+def _answer_added_up(total: int, wanted: PoolingParams, tokens: int, param: str) -> int:
+    """Bytes of a request's answers so far; `InvalidRequest` if these are none, or too many."""
+    if not (added := wanted.answer_bytes(tokens)):
+        raise InvalidRequest(f"{param}: no token has a vector beside the first", param=param)
+    if wanted.form != "vector" and total + added > _MOST_BYTES:
+        raise InvalidRequest(
+            f"the answer has more than {_MOST_BYTES // 4} numbers: send the inputs in several"
+            " requests",
+            param=param,
+        )
+    return total + added
 
 
 def _plain(request: PoolingFields) -> CompletionRequest:

@@ -12,16 +12,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from protocol.errors import ConfigError
-from protocol.pooling import Pooler
+from protocol.pooling import Form, Pooler
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
 
 ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"})
 """Model types whose tokens see one another in both directions."""
 _FROM_PADDING = frozenset({"roberta", "xlm-roberta", "camembert"})  # positions begin behind its id
+_HEADS: Mapping[str, Form] = MappingProxyType(  # files beside an encoder's weights
+    {"sparse_linear.pt": "token_weights", "colbert_linear.pt": "token_vectors"}
+)
 _MODES = "pooling_mode_"
 _YES, _NO = "yes", "no"
 _IDENTITY, _SIGMOID = "Identity", "Sigmoid"
@@ -98,7 +102,12 @@ def _embedding(info: ModelInfo, modules: Mapping[str, Json], *, encodes: bool) -
         dimensions=tuple(info.config.get("matryoshka_dimensions") or ()),
         encoder=encodes,
         pooling=_mode(modules.get("Pooling"), encodes=encodes),
+        forms=_forms(info.path) if encodes else (),
     )
+
+
+def _forms(path: Path) -> tuple[Form, ...]:
+    return tuple(form for file, form in _HEADS.items() if (path / file).is_file())
 
 
 def _sees_all(config: Mapping[str, Any]) -> bool:

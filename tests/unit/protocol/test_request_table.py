@@ -25,6 +25,7 @@ from protocol.pooling_requests import (
 from protocol.request_fields import RequestField, Route
 from protocol.request_table import ALL_FIELDS
 from protocol.responses import ResponsesRequest, decode_responses
+from protocol.token_pooling import ColbertRequest, SparseRequest, decode_colbert, decode_sparse
 
 TURNS = [{"role": "user", "content": "x"}]
 BODIES: dict[Route, dict[str, Any]] = {
@@ -37,6 +38,8 @@ BODIES: dict[Route, dict[str, Any]] = {
     "scores": {"text_1": "x", "text_2": "y"},
     "rerank": {"query": "x", "documents": ["y"]},
     "similarity": {"left": ["x"], "right": ["y"]},
+    "sparse": {"input": "x"},
+    "colbert": {"input": "x"},
 }
 STRUCTS: dict[Route, type[msgspec.Struct]] = {
     "chat": ChatCompletionRequest,
@@ -48,6 +51,8 @@ STRUCTS: dict[Route, type[msgspec.Struct]] = {
     "scores": ScoreRequest,
     "rerank": RerankRequest,
     "similarity": SimilarityRequest,
+    "sparse": SparseRequest,
+    "colbert": ColbertRequest,
 }
 DECODERS: dict[Route, Callable[[bytes], msgspec.Struct]] = {
     "chat": decode_chat,
@@ -59,6 +64,8 @@ DECODERS: dict[Route, Callable[[bytes], msgspec.Struct]] = {
     "scores": lambda data: decode_score(data)[0],
     "rerank": decode_rerank,
     "similarity": decode_similarity,
+    "sparse": lambda data: decode_sparse(data)[0],
+    "colbert": lambda data: decode_colbert(data)[0],
 }
 
 

@@ -200,6 +200,9 @@ async def test_what_cannot_be_changed_is_refused_by_name(front: Frontend) -> Non
         assert status == 404 and answer["workers"], "that worker has no such route"
         status, answer = await client.post("/update", {"peft_info": {"lora_info": {}}}, key)
         assert (status, answer["error"]["param"]) == (400, "peft_info.lora_info")
+        for name in ("models_info", "sampler_info"):
+            status, answer = await client.post("/update", {name: {"a": "b"}, **lora}, key)
+            assert (status, answer["error"]["param"]) == (400, name)
         eplb = {"mode": "EPLB", "update_time": 5000}
         status, answer = await client.post("/update_eplb_config", eplb, key)
         assert (status, answer["error"]["param"]) == (400, "mode")

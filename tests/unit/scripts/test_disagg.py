@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from protocol.settings import resolve
+from triptych.launch.options import ServeConfig
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "disagg.sh"
 
 
@@ -58,6 +61,36 @@ def test_the_variables_of_vllms_scripts_are_taken(tmp_path: Path) -> None:
     found = launched(tmp_path, NUM_P="1", PROXY_PORT="5", MAX_NUM_SEQS="7", **given)
     assert (found["PROXY_PORT"], found["MAX_NUM_SEQS"]) == ("5", "7")
     assert "DECODE_PORT" not in found and "GPU_D" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("MODEL", "org/name", "model"),
+        ("LOG_PATH", "elsewhere", "log_path"),
+        ("ENCODE_PORT", "19001", "encode_port"),
+        ("PREFILL_PORT", "19002", "prefill_port"),
+        ("DECODE_PORT", "19003", "decode_port"),
+        ("PROXY_PORT", "19004", "port"),
+        ("GPU_E", "1", "gpu_e"),
+        ("GPU_P", "2", "gpu_p"),
+        ("GPU_D", "3", "gpu_d"),
+        ("DEVICE_PLATFORM", "xpu", "device_platform"),
+        ("DEVICE_AFFINITY_ENV", "MY_DEVICES", "device_affinity_env"),
+        ("EC_SHARED_STORAGE_PATH", "/tmp/mine", "ec_shared_storage_path"),
+        ("TIMEOUT_SECONDS", "12000", "timeout_seconds"),
+        ("NUM_PROMPTS", "7", "num_prompts"),
+        ("GPU_MEMORY_UTILIZATION_E", "0.01", "gpu_memory_e"),
+        ("GPU_MEMORY_UTILIZATION_P", "0.6", "gpu_memory_p"),
+        ("GPU_MEMORY_UTILIZATION_D", "0.5", "gpu_memory_d"),
+        ("MAX_NUM_SEQS", "32", "max_num_seqs"),
+        ("MAX_MODEL_LEN", "32768", "max_model_len"),
+    ],
+)
+def test_a_variable_of_vllms_scripts_is_a_setting(name: str, value: str, field: str) -> None:
+    """Those that another takes the value of are above."""
+    found, default = getattr(resolve(ServeConfig, (), {name: value}), field), ServeConfig()
+    assert found == type(getattr(default, field))(value) != getattr(default, field)
 
 
 def test_embeddings_of_earlier_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:

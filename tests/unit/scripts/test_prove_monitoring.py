@@ -14,7 +14,7 @@ from scripts.monitoring.panels import (
     queries_of,
     series_with_figures,
     table,
-)  # fmt: skip
+)
 
 PROMETHEUS = FOLDER.parents[1] / "prometheus"
 
