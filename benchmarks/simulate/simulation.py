@@ -32,7 +32,7 @@ from services.master.placement.tickets import PlacementTicket
 from services.mock.engine import Engine, Step
 
 _DRAIN_S = 120.0
-_MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
+MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
 _LOOK_S = 1.0
 
 
@@ -158,7 +158,7 @@ class Simulation:
         request = record.request
         wanted = ScheduleRequest(
             request.name, request.tokens, block_keys=request.prompt_short,
-            block_size=request.block_size, max_tokens=_MOST_TOKENS, session=request.session,
+            block_size=request.block_size, max_tokens=MOST_TOKENS, session=request.session,
             items=[
                 MediaNeed(i.mm_hash, i.tokens, i.offset, i.tokens * self.profile.row_bytes)
                 for i in request.items
