@@ -79,7 +79,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _checked(checked: Checked, args: argparse.Namespace, model: Path) -> Iterable[Point]:
     profile = slow()
     sustained = args.sustained or checked.sustained(profile)
-    print(f"{checked.name}: the planner says {sustained:.2f} requests/s", file=sys.stderr)
+    print(f"{checked.name}: a load of 1 is {sustained:.2f} requests/s", file=sys.stderr)
     for share in args.loads:
         point = _point(checked, profile, share, sustained * share, args.seconds, model)
         print(f"{table([point])}\n{strain(point)}", file=sys.stderr)
