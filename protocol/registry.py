@@ -194,6 +194,8 @@ class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_ms: float = 0.0  # milliseconds of work placed there
     indexed_blocks: int = 0  # KV blocks that the index knows there
     indexed_media: int = 0  # embeddings that the index knows there
+    rates: Rates = Rates()  # what it has measured of itself, or the master has learnt of it
+    total_blocks: Count = 0  # KV blocks of its pool, 0 if it does not say
 
 
 class Workers(msgspec.Struct, frozen=True, omit_defaults=True):

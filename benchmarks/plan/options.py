@@ -10,9 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.plan.measured import fleet_profile
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.traces import TRACES
+from protocol.errors import ConfigError
+from protocol.fleet_key import FleetOptions
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ def parse(argv: Sequence[str] | None) -> Options:
     args = parser.parse_args(argv)
     try:
         slo = named(args.slo, ("ttft", "tpot"), "--slo")
-        costs = named(args.costs, ("encode", "prefill", "decode"), "--costs")
-        profile = _profile(args.model)
+        costs = dict(named(args.costs, ("encode", "prefill", "decode"), "--costs", "any"))
+        profile = _profile(args)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    except ConfigError as error:
+        parser.error(error.message)
+    costs.setdefault("any", max(costs.values()))
     if args.trace not in TRACES and not Path(args.trace).is_file():
         parser.error(f"--trace: '{args.trace}' is no file and none of {', '.join(TRACES)}")
     for flag, least in (("rate", 0.0), ("max_workers", 1), ("seeds", 0)):
@@ -71,11 +77,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--slo", required=True, metavar="ttft=S,tpot=S",
         help="objectives: seconds to the first token, seconds per further token")  # fmt: skip
     add("--model", required=True, help=f"speed of the workers: {models}, or a JSON file such as "
-        "benchmarks/simulate/calibrated.json, whose 'timing' holds milliseconds")  # fmt: skip
+        "benchmarks/simulate/calibrated.json, whose 'timing' holds milliseconds, or the URL of a "
+        "master, whose workers have measured themselves")  # fmt: skip
+    add("--fleet-key", default="", help="the fleet key that this master asks for")
+    add("--fleet-key-file", default="", help="file that holds it")
     add("--share", type=float, default=0.9,
         help="share of requests that must keep both objectives (0.9)")  # fmt: skip
     add("--costs", default="encode=1,prefill=1,decode=1", help="cost of one worker of each role, "
-        "in any unit (encode=1,prefill=1,decode=1)")  # fmt: skip
+        "in any unit (encode=1,prefill=1,decode=1); any: of the role any, the dearest of these if "
+        "it is not given")  # fmt: skip
     add("--max-workers", type=int, default=128, help="workers of the largest fleet tried (128)")
     add("--seeds", type=int, default=2, help="simulated runs that a fleet is judged by (2)")
     add("--json", type=Path, help="write the plan to this file")
@@ -83,12 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def named(text: str, names: Sequence[str], flag: str) -> dict[str, float]:
+def named(text: str, names: Sequence[str], flag: str, *optional: str) -> dict[str, float]:
     """The positive numbers of "a=1,b=2". `ValueError` names what is missing or wrong."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in names:
+        if name not in (*names, *optional):
             raise ValueError(f"{flag}: '{name}' is none of {', '.join(names)}")
         try:
             found[name] = float(value)
@@ -101,7 +111,12 @@ def named(text: str, names: Sequence[str], flag: str) -> dict[str, float]:
     return found
 
 
-def _profile(model: str) -> Profile:
+def _profile(args: argparse.Namespace) -> Profile:
+    """`ConfigError` if a key for a master cannot be read, `ValueError` for all else."""
+    model: str = args.model
+    if model.startswith(("http://", "https://")):
+        key = FleetOptions(fleet_key=args.fleet_key, fleet_key_file=args.fleet_key_file)
+        return fleet_profile(model, key.read_fleet_key())
     if model in PROFILES:
         return PROFILES[model]()
     path = Path(model)

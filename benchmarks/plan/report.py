@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,27 +26,49 @@ _COMPOSE = MappingProxyType(
 )
 
 
-def text(options: Options, best: Trial, cost: float, around: Sequence[Trial],
-         curve: Sequence[Trial]) -> str:  # fmt: skip
+@dataclass(frozen=True)
+class Plan:
+    """`best`: the cheapest fleet, at `cost`; `around`: those that differ by a worker; `curve`: it
+    at other loads; `other`: the cheapest of the other kind, of fixed roles or of the role any, at
+    `other_cost`; None if that has no cheaper one than the best."""
+
+    best: Trial
+    cost: float
+    around: Sequence[Trial]
+    curve: Sequence[Trial]
+    other: Trial | None = None
+    other_cost: float = 0.0
+
+
+def text(options: Options, plan: Plan) -> str:
     """For people: the fleet, its neighbours, the curve, what to deploy."""
+    best = plan.best
     run = best.runs[0]
     lines = [
-        f"{best.shape}: {best.shape.total} workers, cost {cost:g}",
+        f"{best.name}: {best.shape.total} workers, cost {plan.cost:g}",
         f"  {best.attained:.1%} of {options.trace} at {options.rate:g} requests/s within TTFT "
         f"{options.ttft_s:g} s and TPOT {options.tpot_s:g} s; wanted {options.good:.0%}",
         f"  TTFT p50/p99 {run.ttft_p50:.0f}/{run.ttft_p99:.0f} ms, TPOT p50/p99 "
         f"{run.tpot_p50:.1f}/{run.tpot_p99:.1f} ms, busy {_busy(best)}",
         f"  workers as fast as {options.profile.name}; {_measured(options)}",
+        f"  {_beside(plan)}",
         "",
         "fleets around it",
-        *(f"  {t.shape!s:12} {t.attained:6.1%}  busy {_busy(t)}" for t in around),
+        *(f"  {t.name:12} {t.attained:6.1%}  busy {_busy(t)}" for t in plan.around),
         "",
         "this fleet at other loads",
-        *(f"  {t.rate:9.4g} requests/s {t.attained:6.1%}" for t in curve),
+        *(f"  {t.rate:9.4g} requests/s {t.attained:6.1%}" for t in plan.curve),
         "",
-        *deployment(best.shape),
+        *deployment(best),
     ]
     return "\n".join(lines)
+
+
+def _beside(plan: Plan) -> str:
+    """What the other kind of fleet would cost."""
+    if plan.other is None:
+        return "as many workers of the role any do not suffice"
+    return f"instead {plan.other.name}: cost {plan.other_cost:g}, {plan.other.attained:.1%}"
 
 
 def _busy(trial: Trial) -> str:
@@ -61,8 +83,12 @@ def _measured(options: Options) -> str:
     return f"measured on {facts.get('hardware', 'an unnamed machine')}"
 
 
-def deployment(shape: Shape) -> list[str]:
-    """What starts such a fleet: on one machine, by the Helm chart's values, by compose."""
+def deployment(trial: Trial) -> list[str]:
+    """What starts such a fleet: on one machine, by the Helm chart's values, by compose. These two
+    have no workers of the role any."""
+    shape = trial.shape
+    if trial.elastic:
+        return ["one machine:", f"  triptych serve --num-any {shape.total}"]
     return [
         "one machine:",
         f"  triptych serve --num-e {shape.encode} --num-p {shape.prefill} --num-d {shape.decode}",
@@ -99,18 +125,19 @@ def _service(role: str, number: int, port: int, memory: str) -> list[str]:
     ]
 
 
-def as_json(options: Options, best: Trial, cost: float, around: Sequence[Trial],
-            curve: Sequence[Trial]) -> str:  # fmt: skip
+def as_json(options: Options, plan: Plan) -> str:
     """For programs: the same with every run's figures."""
     asked = {
         "trace": options.trace, "rate": options.rate, "ttft_s": options.ttft_s,
         "tpot_s": options.tpot_s, "share": options.good, "model": options.profile.name,
     }  # fmt: skip
-    plan = {
-        "asked": asked, "cost": cost, "fleet": _fields(best),
-        "around": [_fields(t) for t in around], "curve": [_fields(t) for t in curve],
+    other = plan.other
+    said = {
+        "asked": asked, "cost": plan.cost, "fleet": _fields(plan.best),
+        "around": [_fields(t) for t in plan.around], "curve": [_fields(t) for t in plan.curve],
+        "other": _fields(other) | {"cost": plan.other_cost} if other is not None else None,
     }  # fmt: skip
-    return json.dumps(_plain(plan), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_plain(said), indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
@@ -124,16 +151,17 @@ def _plain(value: Any) -> Any:
 
 def _fields(trial: Trial) -> dict[str, Any]:
     runs = [asdict(run) for run in trial.runs]
-    return asdict(trial.shape) | {"rate": trial.rate, "attained": trial.attained, "runs": runs}
+    shape = asdict(trial.shape) | {"any_role": trial.elastic}
+    return shape | {"rate": trial.rate, "attained": trial.attained, "runs": runs}
 
 
-def plot(options: Options, curve: Sequence[Trial], shape: Shape, path: Path) -> None:
+def plot(options: Options, plan: Plan, path: Path) -> None:
     """Share of requests within the objectives against the offered load."""
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-    offered = [float(np.mean([run.offered for run in trial.runs])) for trial in curve]
-    axis.plot(offered, [trial.attained for trial in curve], marker="o", label=str(shape))
+    offered = [float(np.mean([run.offered for run in t.runs])) for t in plan.curve]
+    axis.plot(offered, [t.attained for t in plan.curve], marker="o", label=plan.best.name)
     axis.axhline(options.good, color="black", linewidth=0.6)
     axis.axvline(options.rate, color="black", linewidth=0.6, linestyle=":")
     axis.set_xlabel("offered, requests/s")

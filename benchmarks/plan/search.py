@@ -27,11 +27,17 @@ class NoFleet(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """A fleet at one load: outcomes by seed."""
+    """A fleet at one load: outcomes by seed. `elastic`: its workers are of the role any, and begin
+    in the roles of `shape`."""
 
     shape: Shape
     rate: float
     runs: tuple[Outcome, ...]
+    elastic: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.total} any" if self.elastic else str(self.shape)
 
     @property
     def attained(self) -> float:
@@ -63,28 +69,33 @@ class Planner:
     bench: Bench  # simulates them
     rate: float
     good: float  # share of requests that must keep both objectives
-    costs: Mapping[str, float]  # of one worker, by role
+    costs: Mapping[str, float]  # of one worker, by role; "any" among them
     seeds: Sequence[int]  # of the runs that a fleet is judged by
     most: int  # workers at most
     say: Callable[[Trial], None]  # is told of every fleet tried
     policy: str = "cost"  # of the master
-    _tried: dict[tuple[Shape, float], Trial] = field(default_factory=dict)
+    _tried: dict[tuple[Shape, bool, float], Trial] = field(default_factory=dict)
 
     def cost(self, shape: Shape) -> float:
+        """Of workers of one role each."""
         return float(sum(self.costs[role] * getattr(shape, role) for role in ROLES))
 
-    def trial(self, shape: Shape, rate: float | None = None) -> Trial:
+    def price(self, trial: Trial) -> float:
+        return self.costs["any"] * trial.shape.total if trial.elastic else self.cost(trial.shape)
+
+    def trial(self, shape: Shape, rate: float | None = None, *, elastic: bool = False) -> Trial:
         """Simulates a fleet, once. One that fails clearly is left before the end of a run."""
         load, whole = rate or self.rate, rate is not None
-        if (shape, load) not in self._tried:
+        key, contender = (shape, elastic, load), Contender(self.policy, shape, elastic=elastic)
+        if key not in self._tried:
             runs: list[Outcome] = []
             for seed in self.seeds:
-                runs.append(self.bench.run(Contender(self.policy, shape), seed, load, whole=whole))
+                runs.append(self.bench.run(contender, seed, load, whole=whole))
                 if runs[0].attained < self.good - 0.1:
                     break
-            self._tried[shape, load] = Trial(shape, load, tuple(runs))
-            self.say(self._tried[shape, load])
-        return self._tried[shape, load]
+            self._tried[key] = Trial(shape, load, tuple(runs), elastic)
+            self.say(self._tried[key])
+        return self._tried[key]
 
     def keeps(self, trial: Trial) -> bool:
         return trial.attained >= self.good
@@ -100,6 +111,20 @@ class Planner:
             if better is None:
                 return best
             best = better
+
+    def of_any_role(self, split: Trial) -> Trial | None:
+        """As few workers of the role any as will do, at most as many as `split` has, beginning in
+        its proportions. None if so many do not suffice: one role each is better then."""
+        found = None
+        for count in range(split.shape.total, 1, -1):
+            try:
+                trial = self.trial(within(split.shape, count), elastic=True)
+            except NoFleet:  # a worker for each stage is the least
+                break
+            if not self.keeps(trial):
+                break
+            found = trial
+        return found
 
     def _fewest(self, best: Trial, role: str) -> Trial:
         """As few of a role as will do beside the others, by halving."""
@@ -171,16 +196,21 @@ class Planner:
         cost = self.cost(shape)
         return sorted((s for s in found if self.cost(s) < cost), key=self.cost)
 
-    def around(self, shape: Shape) -> list[Trial]:
+    def around(self, best: Trial) -> list[Trial]:
         """The fleet, and those with one worker more or less of a role."""
+        shape = best.shape
         near = [shape, *self._larger(shape, 1)]
         near += [
             replace(shape, **{role: getattr(shape, role) - 1})
             for role in ROLES
             if getattr(shape, role) > 1
         ]
-        return [self.trial(s) for s in near if s.total <= self.most]
+        if best.elastic:  # which role a worker more begins in makes no difference
+            near = list({one.total: one for one in near}.values())
+        return [self.trial(s, elastic=best.elastic) for s in near if s.total <= self.most]
 
-    def curve(self, shape: Shape, factors: Sequence[float]) -> list[Trial]:
+    def curve(self, best: Trial, factors: Sequence[float]) -> list[Trial]:
         """The fleet at several times the rate."""
-        return [self.trial(shape, self.rate * factor) for factor in factors]
+        return [
+            self.trial(best.shape, self.rate * factor, elastic=best.elastic) for factor in factors
+        ]

@@ -5,9 +5,20 @@ partly open)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.prompts import Session, TraceRequest
+
+
+class Clock(Protocol):
+    """`benchmarks.simulate.clock.Clock`, or one of real time."""
+
+    @property
+    def now(self) -> float: ...
+
+    def at(self, time: float, call: Callable[..., object], *args: Any) -> None: ...
+
+    def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None: ...
 
 
 class Arrivals:

@@ -22,6 +22,7 @@ class Contender:
     """A policy on a fleet, with the options it runs with; `kind` says where these come from.
 
     `tells`: the master knows each request's objectives, and refuses what cannot keep them.
+    `elastic`: all workers are of the role any, and `shape` is how they begin.
     """
 
     policy: str
@@ -29,6 +30,7 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     kind: str = ""
     tells: bool = False
+    elastic: bool = False
 
     @property
     def name(self) -> str:

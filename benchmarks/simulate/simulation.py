@@ -32,7 +32,7 @@ from services.mock.actions import Step
 from services.mock.engine import Engine
 
 _DRAIN_S = 120.0
-_MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
+MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
 _LOOK_S = 1.0
 
 
@@ -126,7 +126,7 @@ class Simulation:
 
     def _schedule(self, record: Record) -> None:
         request = record.request
-        wanted = schedule_request(request, self.profile.row_bytes, _MOST_TOKENS)
+        wanted = schedule_request(request, self.profile.row_bytes, MOST_TOKENS)
         if self.tells:
             wanted.ttft_slo_s, wanted.tpot_slo_s = record.aims
         try:

@@ -50,7 +50,7 @@ class Bench:
             self._sessions[seed] = self.case.make(seed)
         simulation = Simulation(
             self.profile, contender.shape, contender.config(seed), self.case.aims, seed,
-            tells=contender.tells,
+            tells=contender.tells, elastic=contender.elastic,
         )  # fmt: skip
         span = self.case.span
         least = max(span.least_s, _LEAST_REQUESTS / pace)

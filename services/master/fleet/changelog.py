@@ -119,4 +119,6 @@ def worker_view(instance: Instance, fleet: Fleet, now_ms: float) -> WorkerView:
         max(0.0, float(pool.busy_until[row]) - now_ms),
         fleet.blocks.count(instance.slot),
         fleet.media.count(instance.slot),
+        pool.rates(row),
+        int(pool.total_blocks[row]),
     )

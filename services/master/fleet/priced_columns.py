@@ -44,8 +44,12 @@ class PricedColumns(Columns):
         self._told[row] = rates
         self._set_rates(row)
 
+    def rates(self, row: int) -> Rates:
+        """What is known of a worker's speed, 0 where nothing is."""
+        return merged(self._told[row], self._learnt[row])
+
     def _set_rates(self, row: int) -> None:
-        config, rates = self._config, merged(self._told[row], self._learnt[row])
+        config, rates = self._config, self.rates(row)
         if self.kind == "encode":
             self.base_ms[row] = rates.encode_base_ms
             self.token_ms[row] = rates.encode_ms_per_token or config.encode_ms_per_token

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.plan.__main__ import main
+from benchmarks.plan.__main__ import choose, main
+from benchmarks.plan.measured import profile_of
 from benchmarks.plan.options import named, parse
 from benchmarks.plan.report import deployment
-from benchmarks.plan.search import NoFleet, Planner, within
+from benchmarks.plan.search import NoFleet, Planner, Trial, within
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Shape
 from benchmarks.simulate.study import Bench
+from protocol.registry import InstanceInfo, InstanceRole, Rates, WorkerView
 
 GIVEN = ["--trace", "chat", "--rate", "5", "--slo", "ttft=1,tpot=0.05", "--model", "calibrated"]
 OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.5, 0.0, 0.0, {"prefill": 0.8}, 1.5)
@@ -39,7 +41,7 @@ class Known(Bench):
 
 def planner(rate: float = 20.0, most: int = 64, **costs: float) -> Planner:
     made = case("pictures", calibrated(), 16)
-    prices = {"encode": 1.0, "prefill": 1.0, "decode": 1.0} | costs
+    prices = {"encode": 1.0, "prefill": 1.0, "decode": 1.0, "any": 1.0} | costs
     return Planner(Known(made, calibrated()), rate, 0.9, prices, [1, 2], most, lambda trial: None)
 
 
@@ -54,10 +56,10 @@ def test_the_cheapest_fleet_has_no_worker_to_spare(rate: float) -> None:
 def test_around_it_fleets_with_one_worker_less_fail() -> None:
     made = planner()
     best = made.cheapest()
-    around = {trial.shape: trial.attained for trial in made.around(best.shape)}
+    around = {trial.shape: trial.attained for trial in made.around(best)}
     smaller = [share for shape, share in around.items() if shape.total < best.shape.total]
     assert len(smaller) == 3 and all(share < 0.9 for share in smaller)
-    curve = [trial.attained for trial in made.curve(best.shape, (0.5, 1.0, 2.0))]
+    curve = [trial.attained for trial in made.curve(best, (0.5, 1.0, 2.0))]
     assert curve == sorted(curve, reverse=True) and curve[0] == 1.0 and curve[2] < 0.6
 
 
@@ -67,6 +69,61 @@ def test_a_fleet_is_simulated_once() -> None:
     runs = made.bench.runs
     made.cheapest()
     assert made.bench.runs == runs
+
+
+@pytest.mark.parametrize(("price", "elastic"), [(0.5, True), (1.0, False)])
+def test_workers_of_the_role_any_are_taken_where_they_are_cheaper(
+    price: float, elastic: bool
+) -> None:
+    made = planner(any=price)
+    split = made.cheapest()
+    moving = made.of_any_role(split)
+    assert moving is not None and made.keeps(moving)
+    plan = choose(made, split)
+    assert plan.best.elastic == elastic and plan.cost == made.price(plan.best)
+    assert plan.other is not None and plan.other.elastic != elastic
+    assert {trial.elastic for trial in (*plan.around, *plan.curve)} == {elastic}
+    assert ("--num-any" in "".join(deployment(plan.best))) == elastic
+
+
+def rates(encode: float = 0.0, prefill: float = 0.0, decode: float = 0.0) -> Rates:
+    return Rates(encode_ms_per_token=encode, prefill_ms_per_token=prefill, decode_base_ms=decode,
+                 transfer_bytes_per_ms=2e6)  # fmt: skip
+
+
+def seen(name: str, role: InstanceRole, known: Rates, model: str = "m") -> WorkerView:
+    info = InstanceInfo(
+        name, role, "http://w:1", model, block_size=64, max_running=32, kv_bytes_per_token=1000
+    )
+    return WorkerView(info, rates=known, total_blocks=500)
+
+
+def test_speeds_are_those_of_the_median_worker_that_has_measured() -> None:
+    views = [
+        seen("p1", "prefill", rates(prefill=0.1)), seen("p2", "prefill", rates(prefill=0.3)),
+        seen("p3", "prefill", Rates()), seen("d1", "decode", rates(decode=20.0)),
+        seen("e1", "encode", rates(encode=0.5)),
+    ]  # fmt: skip
+    found = profile_of(views, "http://m:1")
+    assert found.timing.prefill_token_ms == pytest.approx(0.2)
+    assert (found.timing.decode_base_ms, found.timing.encode_token_ms) == (20.0, 0.5)
+    assert found.timing.kv_block_ms == pytest.approx(64 * 1000 / 2e6)
+    assert (found.block_size, found.max_running, found.decode_blocks) == (64, 32, 500)
+
+
+@pytest.mark.parametrize(
+    ("views", "said"),
+    [
+        ([], "a fleet of one model"),
+        ([seen("d", "decode", rates(decode=1.0))], "no prefill worker that has measured"),
+        ([seen("d", "decode", Rates()), seen("p", "prefill", rates(prefill=1.0))], "no decode"),
+        ([seen("d", "decode", rates(decode=1.0)), seen("x", "decode", rates(), "n")],
+         r"not \['m', 'n'\]"),
+    ],
+)  # fmt: skip
+def test_what_is_not_measured_is_said(views: list[WorkerView], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        profile_of(views, "http://m:1")
 
 
 def test_too_few_workers_are_said_to_be_too_few() -> None:
@@ -96,6 +153,7 @@ def test_a_first_guess_stays_within_the_bound() -> None:
         (["--max-workers", "1"], "--max-workers: 1 is not a number above 1"),
         (["--rate", "nan"], "--rate: nan is not a number above 0"),
         (["--share", "1.5"], "--share: 1.5"),
+        (["--model", "http://127.0.0.1:9"], "--model: the master at http://127.0.0.1:9 cannot be"),
         (["--model", "gpu"], "--model: 'gpu' is no file and none of calibrated, "),
         (["--trace", "nothing"], "--trace: 'nothing' is no file"),
         (["--seeds", "0"], "--seeds: 0 is not a number above 0"),
@@ -120,7 +178,7 @@ def test_rates_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_what_starts_the_fleet_is_valid(tmp_path: Path) -> None:
-    lines = deployment(Shape(2, 1, 3))
+    lines = deployment(Trial(Shape(2, 1, 3), 1.0, ()))
     assert "  triptych serve --num-e 2 --num-p 1 --num-d 3" in lines
     start = lines.index("  workers:")
     values = yaml.safe_load("\n".join(lines[start : start + 4]))
@@ -157,7 +215,8 @@ def test_a_plan_for_a_fleet_is_printed_and_written(
     small()
     file = tmp_path / "plan.json"
     slo = ["--slo", "ttft=3,tpot=0.06", "--rate", "2", "--seeds", "1", "--trace", "pictures"]
-    assert main([*GIVEN, *slo, "--json", str(file)]) == 0
+    costs = ["--costs", "encode=1,prefill=1,decode=1,any=9"]
+    assert main([*GIVEN, *slo, *costs, "--json", str(file)]) == 0
     printed, plan = capsys.readouterr().out, json.loads(file.read_text())
     fleet = plan["fleet"]
     assert min(fleet["encode"], fleet["prefill"], fleet["decode"]) >= 1

@@ -17,7 +17,7 @@ from protocol.kv_events import (
 )
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, Load, Rates
 from services.master.config import MasterConfig
-from services.master.fleet.changelog import FleetListener
+from services.master.fleet.changelog import FleetListener, worker_view
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.registry import Registry
 
@@ -35,6 +35,18 @@ def registry(**config: Any) -> Registry:
 def penalty(found: Registry, name: str) -> float:
     instance = found.instances[name]
     return float(instance.pool.penalty[instance.row])
+
+
+def test_a_view_tells_how_fast_a_worker_is() -> None:
+    found = registry()
+    known = Rates(prefill_ms_per_token=0.3)
+    found.register(info("w", load=Load(free_blocks=7, total_blocks=9, rates=known)), 0.0)
+    instance = found.instances["w"]
+    view = worker_view(instance, found.fleets["m"], 0.0)
+    assert (view.rates, view.total_blocks, view.info.load) == (known, 9, Load())
+    instance.pool.learn(instance.row, Rates(prefill_ms_per_token=5.0, decode_base_ms=2.0))
+    both = Rates(prefill_ms_per_token=0.3, decode_base_ms=2.0)
+    assert worker_view(instance, found.fleets["m"], 0.0).rates == both
 
 
 def test_a_lapsed_lease_removes_a_worker_everywhere() -> None:

@@ -1,0 +1,134 @@
+"""A fleet that is run for real: mock workers as a profile says, a master, a proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.check_plan.asks import WORDS
+from benchmarks.common.processes import ending, free_port, wait_ready
+from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.records import Shape
+
+NAME = "checked"
+_POSITIONS = 1 << 18
+_MOST_PIXELS, _LEAST_PIXELS = 1 << 24, 28 * 28
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """`url`: of the proxy; `pids`: of all processes, by what they are."""
+
+    url: str
+    pids: Mapping[str, int]
+
+    def processor_s(self) -> dict[str, float]:
+        """Seconds of processor time that each process has used, and this one as "client"."""
+        return {
+            name: _processor_s(pid) for name, pid in {**self.pids, "client": os.getpid()}.items()
+        }
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def model_copy(source: Path, folder: Path) -> Path:
+    """The demo model for prompts and pictures of any size: mocks compute nothing with it."""
+    copy = folder / NAME
+    shutil.copytree(source, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = _POSITIONS
+    (copy / "config.json").write_text(json.dumps(config))
+    pictures = json.loads((copy / "preprocessor_config.json").read_text())
+    pictures["size"] = {"longest_edge": _MOST_PIXELS, "shortest_edge": _LEAST_PIXELS}
+    (copy / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return copy
+
+
+def worker_flags(profile: Profile, role: str) -> list[str]:
+    """A mock worker's, exactly as simulated workers of this role are."""
+    blocks = profile.decode_blocks if role == "decode" else profile.prefill_blocks
+    held = profile.encoder_bytes if role == "encode" else profile.prefill_media_bytes
+    values: dict[str, object] = {
+        "block-size": profile.block_size,
+        "num-gpu-blocks-override": blocks,
+        "max-model-len": blocks * profile.block_size,
+        "max-num-seqs": profile.max_running,
+        "max-num-batched-tokens": profile.step_tokens,
+        "max-prefill-beside-decode": profile.max_prefill_beside_decode,
+        "max-encoder-patches": profile.max_patches,
+        "embedding-cache-bytes": held,
+        "embedding-row-bytes": profile.row_bytes,
+        "kv-bytes-per-token": profile.kv_bytes_per_token,
+        "kv-lease": 600,
+        "heartbeat-interval": profile.heartbeat_s,
+        "jitter": profile.jitter,
+        "first-token": WORDS.first,
+        "num-tokens": WORDS.count,
+    }
+    timing = {
+        name.replace("_", "-"): getattr(profile.timing, name)
+        for name in profile.timing.__dataclass_fields__
+    }
+    return [word for name, value in (values | timing).items() for word in (f"--{name}", str(value))]
+
+
+@contextlib.contextmanager
+def fleet(profile: Profile, shape: Shape, model: Path, logs: Path, seed: int) -> Iterator[Fleet]:
+    """One process for each role's workers. `logs`: folder of what they print."""
+    with contextlib.ExitStack() as stack:
+        port, master_port = free_port(), free_port()
+        master, url = f"http://127.0.0.1:{master_port}", f"http://127.0.0.1:{port}"
+        pids = {"master": _served(stack, "services.master", master, logs, ["--seed", str(seed)])}
+        encoders: list[str] = []
+        for role in ("encode", "prefill", "decode"):
+            count = getattr(shape, role)
+            flags = [
+                "--role", role, "--count", str(count), "--port", "0", "--model", str(model),
+                "--served-model-name", NAME, "--master-url", master, "--seed", str(seed + count),
+                "--encode-servers-urls", ",".join(encoders) or "none",
+                *worker_flags(profile, role),
+            ]  # fmt: skip
+            if count:
+                pids[role], urls = _workers(stack, flags, count, logs / role)
+                encoders += urls if role == "encode" else []
+        flags = ["--model", str(model), "--served-model-name", NAME, "--master-url", master]
+        pids["proxy"] = _served(stack, "proxy", url, logs, flags)
+        yield Fleet(url, pids)
+
+
+def _served(
+    stack: contextlib.ExitStack, module: str, url: str, logs: Path, flags: Sequence[str]
+) -> int:
+    command = [sys.executable, "-m", module, "--port", url.rpartition(":")[2], *flags]
+    log = stack.enter_context((logs / module).open("wb"))
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    stack.enter_context(ending(process))
+    wait_ready(process, url)
+    return process.pid
+
+
+def _workers(
+    stack: contextlib.ExitStack, flags: Sequence[str], count: int, log: Path
+) -> tuple[int, list[str]]:
+    """The process's id, and the workers' URLs."""
+    command = [sys.executable, "-m", "services.mock", *flags]
+    errors = stack.enter_context(log.open("wb"))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    stack.enter_context(ending(process))
+    assert process.stdout is not None
+    lines = [process.stdout.readline().decode() for _ in range(count)]
+    urls = [line.split()[-1] for line in lines if " ready on " in line]
+    if len(urls) != count:
+        raise RuntimeError(f"the workers did not start: {log.read_text()[-500:]}")
+    return process.pid, urls
