@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from benchmarks.simulate.prompts import Session, TraceRequest
 
 
-class Clock(Protocol):
+class Timetable(Protocol):
     """`benchmarks.simulate.clock.Clock`, or one of real time."""
 
     @property
@@ -26,7 +26,7 @@ class Arrivals:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Timetable,
         sessions: Iterable[Session],
         pace: float,
         arrive: Callable[[TraceRequest], None],
