@@ -21,11 +21,11 @@ TERMINATE, KILL = "terminate proxy-1", "kill proxy-1"
 
 @dataclass(frozen=True)
 class Act:
-    """What was done to whom, in monotonic seconds; `back` is when it served again."""
+    """A fault done to a worker. Times are monotonic seconds."""
 
-    what: str
+    what: str  # the fault and the worker
     began: float
-    back: float
+    back: float  # when the worker served again
 
 
 @dataclass

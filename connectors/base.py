@@ -52,7 +52,7 @@ class Entry:
     deadlines: Mapping[str, float] = field(default_factory=dict)
 
     def held(self, now: float) -> bool:
-        """Whether it is to be kept for anybody still."""
+        """Whether a request or a peer still needs it."""
         return any(self.deadlines.get(holder, math.inf) > now for holder in self.holders)
 
 
@@ -61,7 +61,7 @@ Changed = Callable[[str, int, int], None]
 leaves, with 0 and 0."""
 
 
-def nobody_listens(mm_hash: str, rows: int, size_bytes: int) -> None:
+def no_listener(mm_hash: str, rows: int, size_bytes: int) -> None:
     pass
 
 
@@ -129,8 +129,8 @@ class ECConnector(ABC):
 
     @property
     def awaited(self) -> int:
-        """Entries of this instance that are kept for requests, or being read; no others are needed
-        by anybody."""
+        """Entries of this instance that are kept for requests, or being read; the others may be
+        evicted."""
         return 0
 
     def stats(self) -> TransferStats:

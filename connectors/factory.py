@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from connectors.base import Changed, ECConnector, nobody_listens
+from connectors.base import Changed, ECConnector, no_listener
 from connectors.config import TRANSPORTS, ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC, ArenaOptions
 from connectors.ec.files import FileEC, FileStoreOptions
@@ -48,7 +48,7 @@ class Connectors:
         *,
         produces: bool,
         consumes: bool | None = None,
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> ECConnector:
         """`compatibility` names everything two peers must agree on (model, dtype, version). Whether
         this engine stores embeddings, and whether it needs those of others (None: unless it stores

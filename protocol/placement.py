@@ -1,7 +1,7 @@
 """Where a request is to run: what proxies ask a master, and tell it at the end.
 
     POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
-    POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
+    POST /finished    FinishedReports  → LeaseAnswer      placed stages have ended
 
 JSON, or msgpack by `content-type`, as `protocol.registry`.
 """
@@ -107,7 +107,7 @@ class Placement(msgspec.Struct, omit_defaults=True):
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stage is over.
+    """A stage has ended.
 
     By its timings, 0 where unknown, the master learns the rates of workers that do not measure
     themselves.

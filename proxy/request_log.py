@@ -60,7 +60,7 @@ class RequestLog:
 
     @property
     def writes(self) -> bool:
-        """Whether anybody will read what a record says."""
+        """Whether a line is written of each record."""
         return self._on and logger.isEnabledFor(logging.INFO)
 
     def over(self, record: RequestRecord, *, always: bool = True) -> None:

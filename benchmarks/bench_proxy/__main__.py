@@ -6,7 +6,7 @@ Ours runs E+P+D with retries, breaker, metrics and cancellation on; the peer run
 never encodes. The proxies share one core, load generator and workers another. `ratio` is how many
 times better ours is: more requests per second, less CPU or memory. A row with a bar holds if the
 ratio reaches it; bytes sent upstream hold if ours stay under theirs. No picture is sent twice.
-Where tokens come slowly nobody can answer more requests: CPU is what counts there. Rows "with a
+Where tokens come slowly the workers bound the requests/s: CPU is what counts there. Rows "with a
 master" are of a proxy whose every request is admitted and placed by our master, by keys over
 message parts, as it has no model; the master runs on the load generator's core, its CPU is a row.
 In the rows "CPU µs with" the peer is our own proxy that writes no log and no trace.

@@ -197,7 +197,7 @@ def _picture_rows(times: dict[tuple[int, str], float]) -> list[Row]:
 
 
 async def _rendered(frontend: Frontend, count: int) -> RenderedRequest:
-    """A request with pictures that nobody has seen."""
+    """A request with pictures that no cache has."""
     parts: list[dict[str, Any]] = []
     for _ in range(count):
         url = "data:image/png;base64," + base64.b64encode(_picture()).decode()

@@ -69,12 +69,12 @@ class Side:
             self._ours.connect(ours)
 
     def serve(self, who: str) -> None:
-        """Whom to serve until told otherwise: "raw" and "transport" without pause, "ours" as an
-        engine does, "" nobody."""
+        """The side to serve until told otherwise: "raw" and "transport" without pause, "ours" as
+        an engine does, "" for none."""
         self._serving = who
 
     def turn(self) -> bool:
-        """Serve a while; False if nobody is to be served."""
+        """Serve a while; False if no side is to be served."""
         if self._serving == "ours":
             self._ours.turn()
         elif self._serving:

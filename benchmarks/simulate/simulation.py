@@ -32,7 +32,7 @@ from services.mock.actions import Step
 from services.mock.engine import Engine
 
 _DRAIN_S = 120.0
-MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
+MOST_TOKENS = 1024  # tokens that clients allow an answer; the master is not told its length
 _LOOK_S = 1.0
 
 

@@ -26,7 +26,7 @@ class Books:
     descriptors: dict[str, int] = field(default_factory=dict)  # that they have open
     blocks: dict[str, int] = field(default_factory=dict)  # free in its KV pool
     held: dict[str, int] = field(default_factory=dict)  # bytes by connector
-    # What its integrity check complains of, and what is still held for somebody
+    # Problems that the integrity check found, and what is still held for requests
     problems: list[str] = field(default_factory=list)
     segments: int = 0  # of shared memory
     segment_bytes: int = 0  # their sizes together
@@ -34,7 +34,7 @@ class Books:
 
 
 def settle(stack: Stack) -> Books:
-    """Drop the caches, wait until nothing is held for anybody, and look. What is still held after
+    """Drop the caches, wait until nothing is held for a request, and look. What is still held after
     some leases' time is in `problems`."""
     for worker in stack.workers:
         for path in ("/reset_prefix_cache", "/reset_encoder_cache"):

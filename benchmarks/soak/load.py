@@ -1,4 +1,4 @@
-"""Clients under whom workers die: mixed questions about pictures, some given up half-way."""
+"""Clients of a stack whose workers die: mixed questions about pictures, some given up half-way."""
 
 from __future__ import annotations
 

@@ -231,5 +231,5 @@ def _lists(workers: Sequence[Service]) -> list[str]:
 
 
 def service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:
-    """Not started; on a port that nobody has at this moment."""
+    """Not started; on a port that is free at this moment."""
     return Service(name, module, flags, folder / f"{name}.log", free_port())

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, nobody_listens
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, no_listener
 from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.ec.load import REGION
 from connectors.ec.range_allocator import RangeAllocator, aligned
@@ -83,7 +83,7 @@ class ArenaEC(ECConnector):
         node: Node,
         compatibility: str,
         options: ArenaOptions,
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> None:
         self.meter = Meter("ec", node.transport.name)
         self._node = node

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Tensors, nobody_listens
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Tensors, no_listener
 from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.file_load import FileLoad
@@ -54,7 +54,7 @@ class _Entry:
 
 
 class FileEC(ECConnector):
-    def __init__(self, options: FileStoreOptions, changed: Changed = nobody_listens) -> None:
+    def __init__(self, options: FileStoreOptions, changed: Changed = no_listener) -> None:
         """`changed` is told at once of what is taken over from writers that died."""
         self._changed = changed
         self.meter = Meter("ec", "shared_storage")

@@ -141,7 +141,7 @@ class ArenaLoad(ECLoad):
         return True
 
     def _start(self, told: Told) -> bool:
-        """Begin to read. With memory that can be mapped it is over at once."""
+        """Begin to read. Memory that can be mapped is read at once."""
         check(self.mm_hash, told.grant.tensors)
         peer = self.reader.ready(told.address)
         if peer is None:

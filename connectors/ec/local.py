@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container
 from typing import Any
 
-from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, nobody_listens
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, no_listener
 from connectors.ec.holders import Holders
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError, TransferTimeout
@@ -22,7 +22,7 @@ class LocalEC(ECConnector):
         capacity: int,
         load_timeout_s: float,
         lease_s: float,
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> None:
         self._changed = changed
         self.meter = Meter("ec", "local")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from connectors.base import EC_TENSOR, Changed, nobody_listens
+from connectors.base import EC_TENSOR, Changed, no_listener
 from connectors.base import Entry as NewEntry
 from connectors.ec.grants import Grants, StoredEntry
 from connectors.ec.holders import Holders
@@ -34,7 +34,7 @@ class ECStore:
         commit: Callable[[int, int], None],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> None:
         """`changed` as of `ECConnector`."""
         self.space = RangeAllocator(memory.numel())

@@ -63,7 +63,7 @@ class Copies:
 
     @property
     def idle(self) -> bool:
-        """Whether no bytes are moving that anybody waits for."""
+        """Whether no bytes are moving that a request waits for."""
         return not (self._reads or self._stale)
 
     @property

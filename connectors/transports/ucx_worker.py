@@ -171,7 +171,7 @@ class UcxWorker:
         self._start(self._worker.tag_recv_with_handle, memory, where, then, message.handle)
 
     def discard(self, message: Message) -> None:
-        """Throw a message away; its sender does not wait for anybody to want it."""
+        """Throw a message away; its sender does not wait for a receiver."""
         self.receive(message, self._sink, _ignore)
 
     def progress(self) -> None:

@@ -159,7 +159,7 @@ def _from_msgpack(answer: bytes, kind: type[_T]) -> _T:
 
 
 class Reporter:
-    """Tells of stages that are over, in batches, and of workers that take no requests. What cannot
+    """Reports stages that have ended, in batches, and of workers that take no requests. What cannot
     be told lapses at the master. At most `_MOST_REPORTS` reports wait; the oldest are dropped."""
 
     def __init__(self, client: MasterClient) -> None:

@@ -23,7 +23,7 @@ class HotPath(Protocol):
     bodies: Bodies  # what is being received on all routes
 
     def keeps_record(self, request_id: bytes) -> bool:
-        """Whether anybody reads the record of a request with this id."""
+        """Whether the log, the page or a trace shows the record of a request with this id."""
 
     @property
     def takes_any(self) -> bool:
@@ -40,7 +40,7 @@ class HotPath(Protocol):
         """A request's headers are there: count it in, or raise while no request can be taken."""
 
     def leave(self) -> None:
-        """It is over, whatever has become of it."""
+        """The request has ended, with or without an answer."""
 
     def observe(self, error: TriptychError) -> None:
         """Told of requests that are turned away."""

@@ -161,7 +161,7 @@ class Passing:
             events = self._events(first, answers, route.path)
             headers = {"content-type": first.content_type.decode("latin-1")}
             return EventStream(events, headers, deadline, failed)
-        async for _ in answers:  # to its end: the call is over
+        async for _ in answers:  # to its end, where the call ends
             pass
         return _whole(first)
 

@@ -53,7 +53,7 @@ class TokensStages:
         steps = self._calls.stream(attempt, worker, attempt.wanted)
         async with contextlib.aclosing(steps):
             async with self._encoding(attempt) as encoding:
-                # With its first output the worker has all embeddings: the encode stage is over.
+                # With its first output the worker has all embeddings: the encode stage has ended.
                 outputs = await unless_failed(anext(steps, []), encoding)
             while outputs:
                 yield outputs

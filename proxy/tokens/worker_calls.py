@@ -160,7 +160,7 @@ class WorkerCalls:
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, *, ahead: bool = False
     ) -> Steps:
         """What a worker decodes; `ahead` of prefill, it may take prefill's time as well. The call
-        is over, and a success, before its last outputs are handed out: the reader may leave
+        has ended, and succeeded, before its last outputs are handed out: the reader may leave
         once it has them."""
         wanted = msgspec.structs.replace(wanted, deadline_s=attempt.state.left_s)
         body = encode_generate(wanted, stream=True)

@@ -1,7 +1,7 @@
 """One request and its answer on a kept connection to a worker.
 
 An answer that is an event stream is handed on as whole events, byte for byte, without waking
-anybody: straight from the worker's connection to the sink.
+a task: straight from the worker's connection to the sink.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ async def patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
-            # `wait` leaves the work as it is when the time is over: the same call is waited for
+            # `wait` does not cancel the work at its timeout: the same call is waited for
             # again.
             await asyncio.wait((task,), timeout=next_look_s(patience, late, url))
         return task.result()
@@ -58,7 +58,7 @@ async def patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
 
 
 def next_look_s(patience: Patience, late: float, url: str) -> float:
-    """Seconds until it is worth looking again; raises if waiting is over."""
+    """Seconds until the next look; raises once the deadline has passed."""
     now = time.monotonic()
     if now >= patience.deadline:
         raise DeadlineExceeded(f"{url}: no answer in time")
@@ -133,7 +133,7 @@ async def next_piece(
             async with asyncio.timeout_at(loop.time() + wait_s):
                 return await content.readany()
         except TimeoutError:
-            # Only a slice is over: `next_look_s` says when waiting is.
+            # A slice of the wait has passed; `next_look_s` raises at the deadline.
             pass
         except aiohttp.ClientError as error:
             raise unreachable(url, error) from None

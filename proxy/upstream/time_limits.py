@@ -12,7 +12,7 @@ _SLICES = 8  # so many turns of the loop at least, however late it is
 
 
 class Alarm:
-    """Calls `ring` once the time is over that was last `set`, unless it is stopped before.
+    """Calls `ring` once the time that was last `set` has passed, unless it is stopped before.
 
     Every call to a worker has a deadline that hardly ever passes. To make a timer and cancel it
     costs 0.7 µs each time; the one timer here is looked at when it rings, and set again for what is

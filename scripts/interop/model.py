@@ -18,7 +18,7 @@ def make(root: Path) -> Path:
     """`root/seeing/model` and `root/blind/model`; returns the former.
 
     The blind one has zeros for a vision tower: a worker that serves it can answer rightly about a
-    picture only with somebody else's embeddings. vLLM hashes media together with the model's path,
+    picture only with another engine's embeddings. vLLM hashes media together with the model's path,
     so both have the same one, relative to their folders.
     """
     model = root / "seeing" / NAME

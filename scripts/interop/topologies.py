@@ -21,7 +21,7 @@ from tests.support.stack import Process
 ENCODED = r"Finish execute for mm hash (\w+)"
 SAVED = r"Save cache successful for mm_hash (\w+)"
 LOADED = r"Success load encoder cache for hash (\w+)"
-LEFT_S = 15.0  # half the time for which vLLM keeps KV that nobody fetches
+LEFT_S = 15.0  # half the time for which vLLM keeps KV that no consumer fetches
 PICTURES = 4  # different ones in all cases together
 
 

@@ -41,7 +41,7 @@ class ServiceRate:
 
     @property
     def known(self) -> bool:
-        """Whether anybody has left yet."""
+        """Whether a request has left the queue yet."""
         return self._left > 0.0
 
     def wait(self, before: int) -> float:

@@ -28,7 +28,7 @@ class Ticket(Generic[RequestT, OutcomeT]):
     _told: list[Callable[[], None]] = field(default_factory=list)
 
     def when_ended(self, tell: Callable[[], None]) -> None:
-        """`tell` is called once the wait is over: at once if it is already, so that a
+        """`tell` is called once the wait has ended: at once if it already has, so that a
         caller that looks at a ticket late does not wait for ever."""
         if self.outcome is not None:
             tell()
@@ -36,7 +36,7 @@ class Ticket(Generic[RequestT, OutcomeT]):
             self._told.append(tell)
 
     def end(self, outcome: OutcomeT | TriptychError) -> None:
-        """The wait is over."""
+        """The wait has ended."""
         self.outcome = outcome
         told, self._told = self._told, []
         for tell in told:

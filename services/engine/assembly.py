@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from connectors.base import Changed, nobody_listens
+from connectors.base import Changed, no_listener
 from connectors.config import drop_namespace, namespace_dir
 from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
@@ -81,7 +81,7 @@ class Assembly:
         """Who is told of embeddings that come and go: of the store's where there is one, as it
         holds them longer, else of the cache's."""
         if self._log is None or of_store != ("vision" in self.config.parts):
-            return nobody_listens
+            return no_listener
         return self._log.embedding_changed
 
     def _build(self, wake: Callable[[], None]) -> None:

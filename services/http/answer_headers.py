@@ -32,7 +32,7 @@ _DRAWN = "triptych.request_id"
 
 def drawn_id(scope: Scope) -> str:
     """This server's own name of a request."""
-    # One name for the header, the record and the worker, whoever asks for it first.
+    # The header, the record and the worker get the same name, in whichever order they ask.
     name: str = scope.setdefault(_DRAWN, secrets.token_hex(16))
     return name
 

@@ -32,7 +32,7 @@ class Deadline:
         """The request with what is left as its deadline; `DeadlineExceeded` if that is nothing."""
         left = self.left_s
         if left == 0.0:
-            # Before a worker is asked: it would compute for nobody.
+            # Before a worker is asked: it would compute for a client that has given up.
             raise self.exceeded()
         # Seconds that are left, not a time of day: clocks of machines differ.
         return msgspec.structs.replace(request, deadline_s=left)

@@ -56,7 +56,7 @@ async def _interleaved(
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            # Nobody reads the queue any more once the stream is closed; `put` would wait for ever.
+            # Once the stream is closed its queue has no reader; `put` would wait for ever.
             if not closed:
                 await queue.put(None)
 

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
-    """Cancel `task` and wait until it is over, whatever it ends with; an error that is neither of
+    """Cancel `task` and wait until it has ended, whatever it ends with; an error that is neither of
     our tree nor `expected` is logged.
 
     If the caller is cancelled meanwhile that comes through, and the task ends by itself.

@@ -153,7 +153,7 @@ class Master:
         return placement
 
     def finished(self, report: Finished, now: float) -> None:
-        """What was placed is over: load goes down, failures count towards breakers."""
+        """Placed stages have ended: load goes down, failures count towards breakers."""
         now_ms = now * 1e3
         self.registry.breakers.failed(report.failed, now_ms)
         workers = self.ledger.finish(report, now_ms)

@@ -194,7 +194,7 @@ class Registration:
         return _UNKNOWN
 
     def _warn(self, url: str, problem: str) -> None:
-        """Once for each problem, until it is over."""
+        """Once for each problem, until registration succeeds."""
         if self._problems.get(url) != problem:
             self._problems[url] = problem
             logger.warning("%s: %s", url, problem)

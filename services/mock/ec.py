@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, nobody_listens
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, no_listener
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError
 from protocol.types import MMItem
@@ -82,7 +82,7 @@ class CountedEC(ECConnector):
         clock: Clock,
         timers: Timers,
         actions: list[Action],
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> None:
         self.meter = Meter("ec", "counted")
         self._changed = changed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from connectors.base import Changed, nobody_listens
+from connectors.base import Changed, no_listener
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.refs import has_remote_prefill
@@ -92,7 +92,7 @@ class Engine:
         """Who is told of embeddings that come and go: of the store's where there is one, as it
         holds them longer, else of the cache's."""
         if self._log is None or of_store != self.settings.encodes:
-            return nobody_listens
+            return no_listener
         return self._log.embedding_changed
 
     def _language(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from connectors.base import Changed, Entry, Tensors, nobody_listens
+from connectors.base import Changed, Entry, Tensors, no_listener
 from connectors.ec.files import FileEC, FileStoreOptions
 
 SIZE = 4096
@@ -18,7 +18,7 @@ def store(
     lease_s: float = 30.0,
     load_s: float = 30.0,
     unchecked: bool = False,
-    changed: Changed = nobody_listens,
+    changed: Changed = no_listener,
 ) -> FileEC:
     """Room for `count` entries."""
     options = FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s, unchecked)

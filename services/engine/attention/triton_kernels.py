@@ -50,17 +50,12 @@ def prefill_kernel(
     # The last tiles of a prompt see the most keys: starting with them keeps the device full.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    if KIND:
-        key_scale_ptr += kv_head
-        value_scale_ptr += kv_head
     request = request_of(tile, starts_ptr, num_requests, BLOCK_Q)
     begin = tl.load(starts_ptr + request)
     count = tl.load(starts_ptr + request + 1) - begin
     context = tl.load(contexts_ptr + request)
     first_token = (tile - begin // BLOCK_Q - request) * BLOCK_Q
-    if first_token >= count:
-        return
-    if SKIP_SINGLE and count == 1:
+    if (first_token >= count) | (SKIP_SINGLE & (count == 1)):
         return
 
     row = tl.arange(0, BLOCK_M)
@@ -80,10 +75,9 @@ def prefill_kernel(
     top, total, acc = fold_keys(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query, first, full, end,
         position, span_start, span_end,
-        key_ptr + kv_head * stride_kh, value_ptr + kv_head * stride_vh,
-        key_scale_ptr, value_scale_ptr,
-        tables_ptr + request.to(tl.int64) * table_width,
-        stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+        key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+        tables_ptr + request.to(tl.int64) * table_width, kv_head, scale,
+        stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
         K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP,
         span_starts_ptr is not None, KIND, BLOCK_N,
     )  # fmt: skip
@@ -113,9 +107,6 @@ def decode_kernel(
     """
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
-    if KIND:
-        key_scale_ptr += kv_head
-        value_scale_ptr += kv_head
     split = tl.program_id(2)
     begin = tl.load(starts_ptr + request)
     if tl.load(starts_ptr + request + 1) - begin != 1:
@@ -142,10 +133,9 @@ def decode_kernel(
     top, total, acc = fold_keys(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query,
         first, first + (end - first) // BLOCK_N * BLOCK_N, end, position, position, position,
-        key_ptr + kv_head * stride_kh, value_ptr + kv_head * stride_vh,
-        key_scale_ptr, value_scale_ptr,
-        tables_ptr + request.to(tl.int64) * table_width,
-        stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+        key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+        tables_ptr + request.to(tl.int64) * table_width, kv_head, scale,
+        stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
         K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, 0, SOFTCAP, False, KIND, BLOCK_N,
     )  # fmt: skip
 

@@ -130,13 +130,19 @@ def _fold_tile(
 @triton.jit
 def fold_keys(
     top, total, acc, query, first, full, end, position, span_start, span_end,
-    key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr,
-    stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+    key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, kv_head, scale,
+    stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr, KIND: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Fold keys [first, end); rows see all of [first, full), a whole number of tiles."""
+    """Fold keys [first, end) of `kv_head`; rows see all of [first, full), a whole number of
+    tiles."""
+    key_ptr += kv_head * stride_kh
+    value_ptr += kv_head * stride_vh
+    if KIND:
+        key_scale_ptr += kv_head
+        value_scale_ptr += kv_head
     for start in range(first, full, BLOCK_N):
         top, total, acc = _fold_tile(
             top, total, acc, query, start + tl.arange(0, BLOCK_N), end,

@@ -77,15 +77,10 @@ def rotary_kernel(
     slot = tl.load(offsets_ptr + token).to(tl.int64)
     if head >= HEADS + KV_HEADS:
         kv_head = head - HEADS - KV_HEADS
-        column = tl.arange(0, PAD_V)
-        live = column < V_DIM
         row = value_ptr + token * stride_nvt + kv_head * stride_nvh
         to = value_cache_ptr + block * stride_vb + slot * stride_vs + kv_head * stride_vh
-        if KIND:
-            scale = value_scale_ptr + block * stride_cb + slot * stride_cs + kv_head
-            encode_row(to, scale, row, KIND, V_DIM, PAD_V)
-        else:
-            tl.store(to + column, tl.load(row + column, mask=live), mask=live)
+        scale_place = block * stride_cb + slot * stride_cs + kv_head
+        _store_value(to, value_scale_ptr, scale_place, row, KIND, V_DIM, PAD_V)
         return
     HALF: tl.constexpr = DIM // 2
     column = tl.arange(0, PAD_HALF)
@@ -117,6 +112,20 @@ def rotary_kernel(
         tl.store(scale_ptr, scale.to(scale_ptr.dtype.element_ty))
         new_first, new_second = encode(new_first, scale, KIND), encode(new_second, scale, KIND)
     _store_halves(to, new_first, new_second, HALF, PAD_HALF)
+
+
+@triton.jit
+def _store_value(
+    to_ptr, scales_ptr, scale_place, row_ptr,
+    KIND: tl.constexpr, V_DIM: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """A value [V_DIM] as it is or, of a KIND, as codes with the scale at `scale_place`."""
+    if KIND:
+        encode_row(to_ptr, scales_ptr + scale_place, row_ptr, KIND, V_DIM, PAD_V)
+    else:
+        column = tl.arange(0, PAD_V)
+        live = column < V_DIM
+        tl.store(to_ptr + column, tl.load(row_ptr + column, mask=live), mask=live)
 
 
 @triton.jit

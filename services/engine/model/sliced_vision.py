@@ -2,7 +2,7 @@
 
 Where one process encodes pictures and decodes, a picture must not hold tokens up for as long as the
 whole vision model takes. Its layers are transformers' own code, which cannot stop half-way and
-return; so a run has a thread of its own, which waits before a layer once its time is over. Thread
+return; so a run has a thread of its own, which waits before a layer once its time is used. Thread
 and engine never compute at the same time.
 """
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from connectors.base import Changed, ECConnector, ECLoad, Tensors, nobody_listens
+from connectors.base import Changed, ECConnector, ECLoad, Tensors, no_listener
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
 from services.engine.scheduling.request import Order, Request, RequestKey
@@ -39,7 +39,7 @@ class EmbeddingCache:
         connector: ECConnector,
         capacity: int,
         form: EmbeddingForm,
-        changed: Changed = nobody_listens,
+        changed: Changed = no_listener,
     ) -> None:
         self._connector = connector
         self._capacity = capacity

@@ -131,7 +131,7 @@ class Answering:
                 output.request_id,
                 output.index,
                 logprobs=[],
-                # What ended the one token that nobody sees says nothing of the prompt.
+                # The one token is not answered, so its finish reason says nothing of the prompt.
                 finish_reason=output.finish_reason and "length",
                 cached_tokens=output.cached_tokens,
                 kv_transfer_params=output.kv_transfer_params,

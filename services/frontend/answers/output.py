@@ -105,7 +105,7 @@ class OutputAssembler:
         return self.feed(RequestOutput(self.spec.request_id, index, list(token_ids))).text
 
     def feed(self, output: RequestOutput) -> Gain:
-        """What `output` adds. Outputs of a choice that is over add nothing.
+        """What `output` adds. Outputs of a choice that has ended add nothing.
 
         `output.error` is the caller's to handle before.
         """

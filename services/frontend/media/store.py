@@ -19,7 +19,7 @@ from services.frontend.families import Extent
 
 
 class MediaStore:
-    """Bytes stay readable for as long as anybody holds what `keep` gave, then they are gone.
+    """Bytes stay readable for as long as a caller holds what `keep` gave, then they are freed.
 
     Above `memory_bytes` in all they are written to unlinked files of `folder` (None: the system's
     place for temporary files) and mapped, so that the kernel may take their memory back.

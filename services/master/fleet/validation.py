@@ -56,7 +56,7 @@ def _absurd(message: str) -> InvalidRequest:
 def check_info(info: InstanceInfo) -> None:
     """It is told on to proxies and masters, as JSON and as msgpack: what either cannot write (a
     number of more than 64 bits, an extension type, a key that is no string) or what is very large
-    is refused before anybody is told."""
+    is refused before it is told to another process."""
     check_load(info.load)
     check_url(info.url)
     if info.roles:

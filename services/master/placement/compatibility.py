@@ -33,8 +33,8 @@ def partnered(prefill: Pool, decode: Pool, barred: Floats | None = None) -> Floa
 
 
 def takers(decode: Pool, kind: str) -> Floats:
-    """Infinite for decode workers that do not take KV of a `kind`; "" is of an unknown one, which
-    anybody may take. [rows]"""
+    """Infinite for decode workers that do not take KV of a `kind`; "" is an unknown kind, which
+    every worker may take. [rows]"""
     return _barred([not kind or not other or other == kind for other in decode.kv_kinds])
 
 

@@ -106,7 +106,7 @@ def least(column: Floats) -> float:
 @dataclass(slots=True)
 class Choice:
     """The worker `at` a `row` of a stage's costs: `hits`, tokens of the prompt that it holds, and
-    ms until the stage is over there."""
+    ms until the stage would end there."""
 
     costs: StageCosts
     row: int

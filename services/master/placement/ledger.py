@@ -12,7 +12,7 @@ from services.master.placement.reservation import Reservation
 from services.master.placement.timings import decode_begins, decode_ends, learn
 
 _JOIN_MS = 2_000.0  # until the event of an embedding that is made must have come
-_SLACK = 1024  # lapses of requests that are over, kept rather than searched for
+_SLACK = 1024  # lapses of ended requests, kept rather than searched for
 
 
 class Ledger:
@@ -44,8 +44,8 @@ class Ledger:
             heapq.heapify(self._expiry)
 
     def finish(self, report: Finished, now_ms: float) -> list[str] | None:
-        """A stage of a request is over; the workers that have done their part in it, or None if
-        the request is unknown, as after a restart."""
+        """A stage of a request has ended; returns the workers that have done their part in it, or
+        None if the request is unknown, as after a restart."""
         held = self._held.get(report.request_id)
         if held is None:
             return None

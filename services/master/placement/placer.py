@@ -121,7 +121,7 @@ class Placer:
 
     def _asked_at(self, job: Job, prefill: Choice, decode: Choice, held: Reservation) -> float:
         """When decode's own reports will show the request. Engines of other makers are asked once
-        prefill is over, which a report will tell."""
+        prefill has ended, which a report will tell."""
         if decode.at.info.dialect == "openai":
             return held.expires_at
         asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms

@@ -90,7 +90,7 @@ def decode_begins(held: Reservation, now_ms: float) -> None:
 
 
 def decode_ends(held: Reservation, now_ms: float) -> None:
-    """It is over, however."""
+    """The request has ended, with any outcome."""
     charge, since = held.decode, held.decoding_since
     held.decoding_since = None
     if charge is None or since is None or charge.pool.lives[charge.row] != charge.life:

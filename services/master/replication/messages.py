@@ -122,7 +122,7 @@ class Placed(Change, tag="placed"):
 
 
 class Ended(Change, tag="ended"):
-    """A stage of a placed request is over; `ok`: its work was done. `stray`: another master than
+    """A stage of a placed request has ended; `ok`: its work was done. `stray`: another master than
     the one that tells it has placed it."""
 
     request_id: Name
