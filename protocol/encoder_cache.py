@@ -7,6 +7,8 @@ back as they got it.
 Pushed: encoders write embeddings to a consumer named to them, which listens on one ZMQ address for
 each of its data-parallel ranks. Proxies learn these from flags or from `POST /instances`. Source:
 vLLM 0.33, `ECMooncakeConnector` and its example proxy.
+
+Also what a worker that drains still answers to an encode call.
 """
 
 from __future__ import annotations

@@ -220,6 +220,8 @@ def _extended(
     own = {name: value for name, value in body.items() if value is not None}
     theirs = config_fields(config or {}, "extra_configs")
     fields = {**fields_of_nvext(nvext or {}), **theirs}
+    if "chat_id" in own:  # a session id would go before it
+        fields.pop("session_id", None)
     try:
         return parser.parsed(msgspec.json.encode({**fields, **own}))
     except InvalidRequest as error:

@@ -1,7 +1,8 @@
-"""What a model that answers no text makes of its input: a vector, or a score of a pair of texts.
+"""What a model that answers no text makes of its input: a vector, a score or a class, or something
+of each token; and the routes that ask for it.
 
 A pooling request is a generate request without an output: its prompt is computed, and what the
-model's last layer says of the last token is the answer.
+model's last layer says of the last token, or of each, is the answer.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.soak.stack import MODEL
 from protocol.pooling import (
     CLASSIFY_PATH,
+    COLBERT_PATH,
     EMBEDDINGS_PATHS,
     POOLING_PATH,
     RERANK_PATHS,
@@ -15,6 +16,7 @@ from protocol.pooling import (
     RTP_RERANK_PATH,
     SCORE_PATHS,
     SIMILARITY_PATH,
+    SPARSE_PATH,
 )
 
 Json = dict[str, Any]
@@ -43,6 +45,11 @@ def _ranks() -> list[Json]:
     return [base, {**base, "top_n": 1, "sorted": False, "return_documents": False}]
 
 
+def _of_tokens() -> list[Json]:
+    base: Json = {"model": MODEL, "input": ["a", "b"]}
+    return [base, {**base, "input": [1, 2, 3], "truncate_prompt_tokens": 2}]
+
+
 def pooling() -> Mapping[str, list[Json]]:
     """By path."""
     classes: list[Json] = [{"model": MODEL, "input": ["a", "b"]}]
@@ -55,5 +62,6 @@ def pooling() -> Mapping[str, list[Json]]:
         **{path: _scores() for path in SCORE_PATHS},
         **{path: _ranks() for path in (*RERANK_PATHS, RTP_RERANK_PATH)},
         CLASSIFY_PATH: classes, RTP_CLASSIFY_PATH: classes,
-        SIMILARITY_PATH: [similar], "/v2/embed": [cohere],
+        SIMILARITY_PATH: [similar], "/v2/embed": [cohere], COLBERT_PATH: _of_tokens(),
+        SPARSE_PATH: [*_of_tokens(), {"model": MODEL, "input": "a", "return_decoded": False}],
     }  # fmt: skip

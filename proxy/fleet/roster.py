@@ -22,8 +22,8 @@ class Roster:
     """Its lists are kept true to the facts by `proxy.fleet.probing` or a master."""
 
     encode: list[Instance] = field(default_factory=list)  # workers that serve this stage
-    prefill: list[Instance] = field(default_factory=list)  # those of this one
-    decode: list[Instance] = field(default_factory=list)  # and of this, also those of all stages
+    prefill: list[Instance] = field(default_factory=list)  # likewise
+    decode: list[Instance] = field(default_factory=list)  # likewise, and workers of all stages
     breaker: Callable[[], Breaker] = Breaker  # makes the circuit breaker of a worker that is added
     relayed: Relayed = "none"  # requests that could meet a worker which speaks only `openai`
     forced: Dialect | None = None  # of all workers, by --dialect; None: each is asked

@@ -58,6 +58,7 @@ class PassedRequests:
     def read(
         self, route: PassedRoute, request: Request, body: bytes, deadline: Deadline
     ) -> PassedRequest:
+        """`InvalidRequest` or `UnsupportedMedia` for a body that is none of its route's."""
         headers = for_worker(request, keyed=self._keyed)
         caller = Caller(
             caller_of(request).tenant, request.headers.get(SESSION_HEADER, "")[:MAX_SESSION]

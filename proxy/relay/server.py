@@ -55,16 +55,16 @@ class ClientConnection(Listener):
         self._idle = Alarm(self.loop, self._close_if_idle)
 
     @property
-    def _cold(self) -> bool:
-        """Whether a request of uvicorn's own is under way."""
-        return self._cold_reading or self._answering
-
-    @property
     def reading(self) -> bool:
         hot = self._reader is not None and self._reply is None
         return hot or bool(self._first) or super().reading
 
     # What the transport reports.
+
+    @property
+    def _between(self) -> bool:
+        # More of a hot request is no beginning: it must not wait for a turn of its own.
+        return self._reader is None and not self._first and super()._between
 
     def received(self, data: bytes) -> None:
         if self._reader is not None:
@@ -72,7 +72,7 @@ class ClientConnection(Listener):
             return
         if self._first:
             data, self._first = self._first + data, b""
-        if self._cold or not self._hot.takes_any:
+        if not (super()._between and self._hot.takes_any):
             super().received(data)
         else:
             self._begin(data)
@@ -243,8 +243,7 @@ class ClientConnection(Listener):
                 self._idle.set(self.timeout_keep_alive)
 
     def _close_if_idle(self) -> None:
-        under_way = self._reader is not None or self._first or self._cold
-        if under_way or self._held or self.timeout_keep_alive_task is not None:
+        if not self._between or self._held or self.timeout_keep_alive_task is not None:
             self._idle.set(self.timeout_keep_alive)
         else:
             self.close()

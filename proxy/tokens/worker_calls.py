@@ -122,10 +122,10 @@ class WorkerCalls:
         with self._dispatch.calling(attempt.state, worker, "prefill"):
             outputs = _outputs_of(await self._whole(attempt, worker, wanted))
             choices = attempt.state.choices(wanted)
-            # A vector comes without tokens.
+            # The answer comes without tokens.
             choices.most = 0
             choices.take(outputs)
-            # Vectors travel as float32.
+            # Numbers travel as float32.
             size = wanted.pooling.answer_bytes(len(wanted.token_ids))
             if not choices.complete or any(len(one.pooled) != size for one in outputs):
                 raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")

@@ -58,7 +58,7 @@ async def patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
 
 
 def next_look_s(patience: Patience, late: float, url: str) -> float:
-    """Seconds until the next look; raises once the deadline has passed."""
+    """Seconds until the next look; raises once there is no more to wait for."""
     now = time.monotonic()
     if now >= patience.deadline:
         raise DeadlineExceeded(f"{url}: no answer in time")

@@ -31,7 +31,7 @@ listener        a client connection, bounded in what its client can take time ov
 client_bounds   these bounds
 turns           when requests begin, and large bodies are read
 raw_writes      what is written beside uvicorn
-tasks           how tasks are ended; loops that an error does not end
+tasks           how tasks are ended; work done at once; loops that an error does not end
 metrics         a histogram that costs little to observe; what a process says of itself
 vllm_aliases    metrics under vLLM's names
 """

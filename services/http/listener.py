@@ -148,9 +148,6 @@ class Listener(HttpToolsProtocol):
         if self.transport.is_closing():
             self.close()
 
-    def timeout_keep_alive_handler(self) -> None:
-        self.close()
-
     def shutdown(self) -> None:
         """No further request: the connection ends with its answer, or now if it is idle. A request
         that is arriving is answered."""
@@ -174,9 +171,10 @@ class Listener(HttpToolsProtocol):
             self.close()
 
     def give_way(self) -> None:
-        """Others wait for the place of this connection: as `shutdown`, and one whose first request
-        is long in coming ends too."""
-        self.shutdown()
+        """Others wait for this place: as `shutdown`; one whose first request is long in coming ends
+        too. A closing one keeps its time: set anew at each look, it would never end."""
+        if not self.transport.is_closing():
+            self.shutdown()
         if self._fresh and self.loop.time() - self._read_since > _UNUSED_S:
             self.close()
 
@@ -199,6 +197,8 @@ class Listener(HttpToolsProtocol):
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._taking.start(self.transport, self.pace)
+
+    timeout_keep_alive_handler = close
 
     def _begin_reading(self) -> None:
         """The clock starts anew; the timer is looked at when it rings: not one per request."""

@@ -1,4 +1,5 @@
-"""What becomes of each request to an application: a record, handed on at its end."""
+"""What becomes of each request to an application: a record, handed on at its end, and the tracer
+that a process makes spans of it with."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from protocol.errors import TriptychError
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts of a supervised loop
 
 
 async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
@@ -30,9 +31,6 @@ async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
     # A callback, not an await: the caller may be cancelled before the task has ended.
     task.add_done_callback(heard)
     await asyncio.wait({task})
-
-
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

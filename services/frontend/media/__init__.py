@@ -1,7 +1,7 @@
 """Media of requests: fetched, checked before they are decoded, measured and named by content.
 
 items            `ItemLoader`: the media of one request, all of the below together
-kinds            how a picture or a clip is checked, measured and named
+kinds            how one item of each kind is checked, measured and named
 fetching         a media URL to bytes: data:, http(s), file://, within limits
 lookups          host names to addresses, and which of these may be fetched from
 store            bytes of requests under way, bounded in memory; media a client may name by uuid

@@ -100,3 +100,29 @@ def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
             assert len(await client.rest()) < 10_000_000
 
     run(work)
+
+
+def test_a_client_that_does_not_read_holds_no_place_in_a_crowd() -> None:
+    """Each look at a full server asks every connection for its place."""
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+        await Response(b"x" * 10_000_000, headers={"connection": "close"})(scope, receive, send)
+
+    async def work() -> None:
+        made: list[Brisk] = []
+
+        class Noted(Brisk):
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                made.append(self)
+
+        async with listening(large, Noted) as address, Client(address, narrow=True) as client:
+            await client.send(post("/x", b""))
+            await eventually(lambda: bool(made) and made[0].transport.is_closing())
+            async with asyncio.timeout(5):  # of which the client has 0.3 s
+                while made[0] in made[0].connections:
+                    made[0].give_way()
+                    await asyncio.sleep(0.02)
+
+    run(work)

@@ -40,6 +40,13 @@ def test_greedy_sampling_and_sessions_have_other_names() -> None:
     assert completion({"greed_sampling": False}).temperature is None
 
 
+def test_a_chats_own_name_goes_before_its_session() -> None:
+    """Both say which requests belong together, and a session id would win."""
+    body = {**CHAT, "chat_id": "mine", "nvext": {"session_control": {"session_id": "one"}}}
+    chat = decode_chat(json.dumps(body).encode())
+    assert (chat.chat_id, chat.session_id) == ("mine", None)
+
+
 def test_what_says_nothing_of_the_answer_is_taken() -> None:
     nvext = {"backend_instance_id": 4, "dp_rank": 1, "agent_hints": {"priority": 5, "osl": 9},
              "annotations": [], "use_raw_prompt": False, "extra_fields": None}  # fmt: skip

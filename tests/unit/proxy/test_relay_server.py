@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from uvicorn.server import ServerState
 
 from proxy.relay.serving import connection_class
 from services.http.client_bounds import Pace
+from services.http.turns import SharedState
 from tests.support.echoing import Echo, application, edge
 from tests.support.listening import Client, code_of, post, run
 from tests.support.waiting import eventually
@@ -197,6 +199,40 @@ class Unread(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+class OneTurn:
+    """Lets one request begin; `asked`: how many have asked to."""
+
+    asked = 0
+
+    def begin(self) -> bool:
+        self.asked += 1
+        return self.asked == 1
+
+    def wait(self, caller: bytes, go_on: Callable[[], None]) -> None:
+        raise AssertionError("a piece of a request waits as if it were a request")
+
+
+@pytest.mark.parametrize("cuts", [(10, 60), (60, 118), (118, 119)], ids=str)
+def test_pieces_of_a_request_do_not_wait_for_turns_of_their_own(cuts: tuple[int, int]) -> None:
+    """A slow client of a crowd would have its clock started anew at each piece."""
+
+    async def work() -> None:
+        hot, state = Echo(), SharedState()
+        state.beginnings = turns = OneTurn()  # type: ignore[assignment]
+        config = uvicorn.Config(application, log_config=None, lifespan="off")
+        protocol = connection_class(hot)(config, state, {})
+        protocol.connection_made(Unread())
+        data = post(CHAT, b"1" * 100)
+        for begin, end in itertools.pairwise((0, *cuts, len(data))):
+            assert hot.inside == 0 or begin
+            protocol.data_received(data[begin:end])
+        await eventually(lambda: hot.inside == 0)
+        assert turns.asked == 1
+        protocol.connection_lost(None)
+
+    asyncio.run(work())
 
 
 CORPUS = [data for data, _ in REQUESTS.values()] + list(FORGED.values()) + [post("/x", b"abc")]
