@@ -251,16 +251,22 @@ def test_the_check_sees_a_forbidden_import() -> None:
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_starts_without_torch(module: str) -> None:
-    code = (
-        f"import sys, {module}\n"
-        "heavy = {'torch', 'transformers', 'triton'} & set(sys.modules)\n"
-        "print(*sorted(heavy))"
-    )
+    assert loaded_by(module) & {"torch", "transformers", "triton"} == set()
+
+
+def test_the_master_starts_without_an_http_client() -> None:
+    assert "aiohttp" not in loaded_by("services.master.__main__")
+    assert "aiohttp" in loaded_by("services.master.probing.client")
+
+
+def loaded_by(module: str) -> set[str]:
+    """All modules that are loaded once this one has been imported."""
+    code = f"import sys, {module}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    return set(done.stdout.split())
 
 
 def test_no_module_level_mutable_state() -> None:
