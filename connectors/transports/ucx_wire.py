@@ -1,4 +1,5 @@
-"""What UCX transports say to each other: descriptions, requests, tags, and how ranges are grouped.
+"""What UCX transports say to each other: descriptions, requests, tags, and how ranges are grouped;
+which connection to a peer is the latest.
 
 Every message is sealed (magic, version, CRC-32), because the addresses inside go to UCX as they are
 and UCX aborts the process on one that is damaged.

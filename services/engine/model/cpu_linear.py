@@ -4,8 +4,8 @@ PyTorch multiplies bfloat16 there at a quarter of the rate of float32, and float
 twice the memory, which is what a step that decodes waits for. The kernel reads bfloat16 and
 multiplies at three quarters of oneDNN's rate for float32: see docs/benchmarks/engine.md.
 
-So the first layer of a vision tower, a convolution over patches that are apart already, is computed
-as a matrix product, and much faster as one.
+Beside them the first layer of a vision tower, in any dtype: a convolution over patches that are
+apart already is a matrix product, and much faster as one (`multiply_patches`).
 """
 
 from __future__ import annotations
