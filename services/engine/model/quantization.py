@@ -2,7 +2,8 @@
 outputs stay in the engine's dtype.
 
 What is between the layers, the embeddings and the head stay as they are: they cost accuracy most.
-Checkpoints whose weights are quantized already are transformers' to read, by libraries of their own.
+Checkpoints whose weights are quantized already are transformers' to read, by libraries of their
+own.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from services.master.fleet.added_workers import WorkerMetrics
 from services.master.probing.shortage import NotAsked
 from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from
 
-
 _AT_ONCE = 256  # below the open files that a process may have by default
 
 

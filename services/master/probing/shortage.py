@@ -1,5 +1,5 @@
-"""A question that the master could not ask. Apart from the client that raises it, so that who handles
-it need not import aiohttp."""
+"""A question that the master could not ask. It stands apart from the client that raises it, so that
+to catch it needs no aiohttp."""
 
 from __future__ import annotations
 
