@@ -43,9 +43,12 @@ ALLOWED = {
         "services.master.placement", "services.master.fleet", "services.master.index",
         "services.master.config", "services.admission", "protocol",
     },
+    "services.master.listener": {
+        "services.master.placement", "services.master.fleet", "protocol",
+    },
     "services.master.master": {
-        "services.master.placement", "services.master.fleet", "services.master.index",
-        "services.master.config", "services.admission", "protocol",
+        "services.master.listener", "services.master.placement", "services.master.fleet",
+        "services.master.index", "services.master.config", "services.admission", "protocol",
     },
     "services.master.events": {
         "services.master.events", "services.master.fleet", "services.master.config", "protocol",
