@@ -99,12 +99,12 @@ PROXY = (
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
-    ("services.engine.pulse", "services.engine.config", "services.engine.environment",
+    ("services.engine.config", "services.engine.environment",
         "services.engine.containment", "services.engine.core_share", "services.engine.profiling",
         "services.engine.publishing"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
-    ("services.engine.transfers",),
+    ("services.engine.transfers", "services.engine.pulse"),
     ("services.engine.scheduling.generate_core",),
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
@@ -260,6 +260,11 @@ def test_starts_without_torch(module: str) -> None:
 def test_the_master_starts_without_an_http_client() -> None:
     assert "aiohttp" not in loaded_by("services.master.__main__")
     assert "aiohttp" in loaded_by("services.master.probing.client")
+
+
+@pytest.mark.parametrize("module", ["generate_core", "encode_queue"])
+def test_the_scheduling_core_has_no_sockets(module: str) -> None:
+    assert "zmq" not in loaded_by(f"services.engine.scheduling.{module}")
 
 
 def loaded_by(module: str) -> set[str]:

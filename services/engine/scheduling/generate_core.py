@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
-from services.engine.pulse import StepSizes
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
 from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
-from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
+from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
