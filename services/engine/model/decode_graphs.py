@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.paged import runs_triton
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_upload import upload
 
 logger = logging.getLogger(__name__)
