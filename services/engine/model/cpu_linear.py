@@ -22,6 +22,7 @@ from torch import nn
 from services.engine.attention.numba_runtime import Kernel, onednn_has_bfloat16, team
 
 logger = logging.getLogger(__name__)
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once
 
 
@@ -80,9 +81,6 @@ def _kernel() -> tuple[Kernel, int] | None:
     except Exception as error:  # of many kinds; PyTorch computes as well
         logger.warning("linear layers have no kernel on this CPU: %s", error)
         return None
-
-
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 def multiply_patches(model: nn.Module) -> int:
