@@ -9,6 +9,6 @@ side_server   messages between engines, over sockets that are bounded (side_sock
 side_client   the other end
 messages      what they say
 peers         handshakes
-owners        which instances that share a folder live
+owners        folders that instances share: private to this user, and which instances live
 leases        who holds what until when
 """

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 
+LIVE = ".live-"
+"""How the files begin that say who lives."""
+_LOCK_S = 5.0
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -42,11 +45,6 @@ def make_private(folder: Path, remedy: str) -> None:
         )
     if found.st_mode & _WRITABLE_BY_OTHERS:
         raise ConfigError(f"other users can write to {folder}: chmod 700 {folder}")
-
-
-LIVE = ".live-"
-"""How the files begin that say who lives."""
-_LOCK_S = 5.0
 
 
 def create_locked(path: Path) -> int:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 
-from triptych.launch.options import missing_for_workers
-
 Main = Callable[[Sequence[str]], int]
+_NEEDED = ("torch", "transformers", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,14 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+
+
+def missing_for_workers() -> str:
+    """What to do about packages that workers need and that are not installed; "" if all are."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"workers need {', '.join(missing)}: pip install 'triptych[worker]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, ha
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_event_batch, encode_batch
 from protocol.placement import Finished
 from protocol.registry import InstanceRole
-from services.master.__main__ import calm
+from services.master.__main__ import collect_rarely
 from services.master.config import MasterConfig
 from services.master.master import Master
 
@@ -61,7 +61,7 @@ def placement_rows(count: int) -> list[Row]:
     filled(master, prompts)
     requests = requests_of(rng, prompts, count)
     times, busy = np.zeros(count), 0.0
-    calm()
+    collect_rarely()
     for i, request in enumerate(requests):
         start, core = time.perf_counter(), time.thread_time()
         master.schedule(request, i * 1e-4)

@@ -19,7 +19,8 @@ from benchmarks.bench_master.load import BLOCK_SIZE, CHAIN, workers
 from benchmarks.common.rows import Row, at_most
 from protocol.kv_events import BlockHash, BlockStored, EventSource
 from protocol.registry import REGISTER_PATH, InstanceInfo
-from services.membership.publisher import Publisher, TopicOptions
+from services.membership.config import TopicOptions
+from services.membership.publisher import Publisher
 
 WORKERS = 1_000
 _PROCESSES = 2

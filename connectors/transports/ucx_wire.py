@@ -1,4 +1,5 @@
-"""What UCX transports say to each other: descriptions, requests, tags, and how ranges are grouped.
+"""What UCX transports say to each other: descriptions, requests, tags, and how ranges are grouped;
+which connection to a peer is the latest.
 
 Every message is sealed (magic, version, CRC-32), because the addresses inside go to UCX as they are
 and UCX aborts the process on one that is damaged.
@@ -25,6 +26,7 @@ _MAGIC = b"triptych-ucx"
 _HEAD = len(_MAGIC) + 5
 _INDEX_BITS = 20
 _TRANSFER_BITS = 42
+_MAX_PEERS = 1024  # with epochs of their own
 _MAX_PIECE = 22  # bytes of one in a request
 _T = TypeVar("_T")
 
@@ -169,9 +171,6 @@ def check_request(request: ReadRequest, nbytes: int, host: bool) -> None:
                 )
         if len(message) != 1 and not (host and 0 < sum(size for _, size in message) <= BUNDLE):
             raise TransferError("ucx: a request bundles ranges that do not belong together")
-
-
-_MAX_PEERS = 1024
 
 
 class Epochs:

@@ -24,8 +24,8 @@ from services.engine.messages import Ready
 from services.engine.model.adapters import Adapters
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
-from services.engine.pulse import StepSizes
 from services.engine.sampling.grammar import Grammars
+from services.engine.scheduling.chunks import StepSizes
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore

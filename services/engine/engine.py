@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from connectors.meter import TransferStats
@@ -10,26 +9,18 @@ from connectors.node import Readable
 from protocol.errors import TriptychError, error_info
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.assembly import Assembly
-from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.hardware import memory_gauges
 from services.engine.messages import Stage
 from services.engine.reports import counters_of, gauges_of
-from services.engine.scheduling.seams import Clock
 
 
 class Engine(Assembly):
     """Takes requests and steps over them."""
 
-    def __init__(
-        self, config: EngineConfig, wake: Callable[[], None], clock: Clock = time.monotonic
-    ) -> None:
-        """See `Assembly`."""
-        super().__init__(config, wake, clock)
-        self._guard()
-
-    def _guard(self) -> None:
+    def _build(self, wake: Callable[[], None]) -> None:
         """Each part's steps fail on their own."""
+        super()._build(wake)
         queue, core = self.encode, self.generate
         self._polling: StepGuard[None] = StepGuard(self._poll, lambda _: [], lambda: [])
         self._encoding = (

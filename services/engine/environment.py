@@ -9,6 +9,9 @@ Threads: by default each thread of PyTorch's OpenMP (libgomp) waits busily for a
 at every barrier. Where another process needs the core, that is time of the thread it waits for: on
 two cores beside one busy process, a step that decodes 8 requests took 2,600 ms. With the bound here
 it took 89 ms, and nothing more than before on idle cores.
+
+Quiet libraries: transformers warns of what a worker does on purpose (parts of a model, files read
+once), and draws a bar while it reads weights. It reads its variables where it is imported.
 """
 
 from __future__ import annotations
@@ -23,8 +26,6 @@ from types import MappingProxyType
 
 from connectors.owners import make_private
 
-# Transformers warns of what a worker does on purpose (parts of a model, files read once), and draws
-# a bar while it reads weights. Both are read where the library is imported.
 _QUIET: Mapping[str, str] = MappingProxyType(
     {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 )
@@ -80,7 +81,8 @@ def _can_write(folder: Path) -> bool:
 
 
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Variables for an engine's process: those given, which win, and the bound, unless they say how
-    threads wait. libgomp reads them as it is loaded."""
+    """Variables for an engine's process: those given, which win, those that keep libraries quiet
+    (`_QUIET`), and the bound, unless they say how threads wait. libgomp reads it as it is loaded.
+    """
     said = _SPIN in given or _POLICY in given
     return {**_QUIET, **({} if said else {_SPIN: ROUNDS}), **given}

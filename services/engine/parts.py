@@ -27,9 +27,9 @@ from services.engine.model.memory_profile import encode_peak
 from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.text_encoder import TextEncoder, encoder_config
 from services.engine.model.vision import VisionModel
-from services.engine.pulse import StepSizes
 from services.engine.sampling.grammar import Grammars
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.chunks import StepSizes
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue

@@ -12,7 +12,8 @@ import zmq
 from protocol.curve import Curve
 from protocol.errors import InternalError
 from protocol.kv_events import AllBlocksCleared, AllEmbeddingsCleared, CacheEvent, EventSource
-from services.membership.publisher import Publisher, TopicOptions
+from services.membership.config import TopicOptions
+from services.membership.publisher import Publisher
 
 _MAX_STEPS = 100_000
 _STOP_S = 5.0

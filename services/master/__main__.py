@@ -27,21 +27,11 @@ from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 
-_YOUNG = 20_000
-_OLDER = 50
-
-
-def calm() -> None:
-    """What is loaded stays, so no collection need look at it again; young objects die by
-    reference count, so they are looked at rarely: a placement never waits for a long collection."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
-
-
 logger = logging.getLogger("master")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_YOUNG = 20_000  # objects more than were freed, before garbage is looked for among the young
+_OLDER = 50  # collections of one generation to a collection of the next
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,13 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("master", config.log_level, config.log_format)
         shown = replace(config, redis_url=_without_password(config.redis_url))
         logger.info("configuration:\n%s", describe(shown))
-        calm()
+        collect_rarely()
         raise_limit()
         uvloop.run(run(config))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
     return 0
+
+
+def collect_rarely() -> None:
+    """Have garbage collection find little to do, so that a placement never waits for a long one:
+    what is loaded stays, and is not looked at again; young objects die by their reference counts,
+    so they are looked at rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
 
 
 def _check(config: MasterConfig) -> None:

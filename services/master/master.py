@@ -8,7 +8,9 @@ clock.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from protocol.errors import TriptychError, Unavailable
 from protocol.kv_events import EventBatch
@@ -21,13 +23,27 @@ from services.master.fleet.instance import Instance
 from services.master.fleet.registry import Registry
 from services.master.fleet.role_mover import RoleMover
 from services.master.fleet.wanted_workers import WantedWorkers
+from services.master.listener import MasterListener
 from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate, check_request
-from services.master.placement.reservation import MasterListener, Totals
 from services.master.placement.waiting import PlacementTicket, WaitingRequests
+
+
+@dataclass
+class Totals:
+    """Counts since the start."""
+
+    placed: int = 0  # requests, each time they were
+    hit_tokens: int = 0  # of their prompts, cached where they were placed
+    prompt_tokens: int = 0  # of their prompts, all
+    given_up: int = 0  # requests whose end was not reported
+    lapsed: int = 0  # workers whose lease has
+    # Pictures, by where their embeddings come from
+    items: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # requests, by error code
 
 
 class Master:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -13,10 +14,21 @@ from msgspec import Meta
 from protocol.errors import ConfigError
 from protocol.flag_lists import parse_urls
 from protocol.kv_events import EC_TOPIC, KV_TOPIC, EventSource
-from services.membership.publisher import TopicOptions
 
 _WILDCARDS = ("", "*", "0.0.0.0", "::")
 _Positive = Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True)
+class TopicOptions:
+    """Where to bind, and with which name."""
+
+    endpoint: str  # of the PUB socket; port 0 takes any free one
+    replay: str  # of the ROUTER socket
+    topic: str = KV_TOPIC  # first frame of each message
+    blocks: bool = True  # whether it tells of blocks, or of embeddings
+    buffer_steps: int = 10_000  # messages that can be replayed
+    hwm: int = 100_000  # messages queued for a slow subscriber, which loses the rest
 
 
 class EventsConfig(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ from protocol.curve import Curve
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_replay_request
 from protocol.kv_events import (
-    KV_TOPIC,
     AllBlocksCleared,
     AllEmbeddingsCleared,
     BlockHash,
@@ -31,24 +29,13 @@ from protocol.kv_events import (
     EventSource,
     encode_batch,
 )
+from services.membership.config import TopicOptions
 
 # Entries of a snapshot in one message: none keeps a reader busy for more than a millisecond.
 _PIECE = 250
 _PIECE_BLOCKS = 1000
 _PIECES = 40_000  # messages of snapshots that may wait for a slow reader
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class TopicOptions:
-    """Where to bind, and with which name."""
-
-    endpoint: str  # of the PUB socket; port 0 takes any free one
-    replay: str  # of the ROUTER socket
-    topic: str = KV_TOPIC  # first frame of each message
-    blocks: bool = True  # whether it tells of blocks, or of embeddings
-    buffer_steps: int = 10_000  # messages that can be replayed
-    hwm: int = 100_000  # messages queued for a slow subscriber, which loses the rest
 
 
 class _State:

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from connectors.kv.base import Fence, KVConnector, KVLoad
 from connectors.meter import Meter
+from connectors.tiers.base import Copied, TierCopy, TierName
 from protocol.errors import IncompatiblePeer
 from protocol.refs import KVRef
+from services.engine.scheduling.seams import Clock
 from services.mock.kv_loads import CountedLoads
 from services.mock.kv_offers import CountedOffers, kv_ref
 from services.mock.settings import EngineSettings
+from services.mock.timing import Timers, Timing
 
 if TYPE_CHECKING:
     import torch
-
-
-from connectors.tiers.base import Copied, TierCopy, TierName
-from services.engine.scheduling.seams import Clock
-from services.mock.timing import Timers, Timing
 
 
 class CountedKV(KVConnector):

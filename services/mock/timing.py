@@ -15,7 +15,8 @@ from protocol.registry import Rates
 
 
 class Timers:
-    """In order of their time, then of their making."""
+    """Calls that are due at some time on an engine's clock: by their time, then in the order of
+    their adding."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []

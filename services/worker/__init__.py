@@ -1,4 +1,4 @@
-"""What every worker shares: configuration, the engine client and the HTTP application.
+"""What all workers share: configuration, engine client, routes; and what each role has of it.
 
 config         flags, environment and file → one frozen configuration; engine_options: a part of it
 engine_link    the engine process: started, talked to, its death noticed
@@ -12,6 +12,6 @@ metrics        what /metrics shows
 rtp_status     /worker_status and /cache_status, RTP-LLM's
 member         what masters are told: registration, load
 worker         a role, and a worker of it: its engine and the requests it has taken
-roles          which parts, transports and routes each role has
+roles          which parts of the engine, transports and routes each role has
 main           start a worker of one role and serve until told to stop
 """

@@ -6,8 +6,8 @@ from protocol.kv_events import CacheEvent, EventBatch, EventSource
 from protocol.placement import MediaNeed, Placement, ScheduleRequest
 from protocol.registry import InstanceInfo, Load, Rates
 from services.master.config import MasterConfig
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener
 
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
 RATES = Rates(

@@ -9,8 +9,9 @@ from protocol.kv_events import EventSource
 from protocol.placement import Finished, Placement, ScheduleRequest
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Load, StageRole
 from services.master.config import MasterConfig
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener, Reservation
+from services.master.placement.reservation import Reservation
 from services.master.placement.waiting import PlacementTicket
 from services.master.replication.messages import Change, decode_message
 from services.master.replication.replicator import Replicator

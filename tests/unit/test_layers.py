@@ -43,9 +43,12 @@ ALLOWED = {
         "services.master.placement", "services.master.fleet", "services.master.index",
         "services.master.config", "services.admission", "protocol",
     },
+    "services.master.listener": {
+        "services.master.placement", "services.master.fleet", "protocol",
+    },
     "services.master.master": {
-        "services.master.placement", "services.master.fleet", "services.master.index",
-        "services.master.config", "services.admission", "protocol",
+        "services.master.listener", "services.master.placement", "services.master.fleet",
+        "services.master.index", "services.master.config", "services.admission", "protocol",
     },
     "services.master.events": {
         "services.master.events", "services.master.fleet", "services.master.config", "protocol",
@@ -96,12 +99,12 @@ PROXY = (
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
-    ("services.engine.pulse", "services.engine.config", "services.engine.environment",
+    ("services.engine.config", "services.engine.environment",
         "services.engine.containment", "services.engine.core_share", "services.engine.profiling",
         "services.engine.publishing"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
-    ("services.engine.transfers",),
+    ("services.engine.transfers", "services.engine.pulse"),
     ("services.engine.scheduling.generate_core",),
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
@@ -251,16 +254,27 @@ def test_the_check_sees_a_forbidden_import() -> None:
 
 @pytest.mark.parametrize("module", LIGHT)
 def test_starts_without_torch(module: str) -> None:
-    code = (
-        f"import sys, {module}\n"
-        "heavy = {'torch', 'transformers', 'triton'} & set(sys.modules)\n"
-        "print(*sorted(heavy))"
-    )
+    assert loaded_by(module) & {"torch", "transformers", "triton"} == set()
+
+
+def test_the_master_starts_without_an_http_client() -> None:
+    assert "aiohttp" not in loaded_by("services.master.__main__")
+    assert "aiohttp" in loaded_by("services.master.probing.client")
+
+
+@pytest.mark.parametrize("module", ["generate_core", "encode_queue"])
+def test_the_scheduling_core_has_no_sockets(module: str) -> None:
+    assert "zmq" not in loaded_by(f"services.engine.scheduling.{module}")
+
+
+def loaded_by(module: str) -> set[str]:
+    """All modules that are loaded once this one has been imported."""
+    code = f"import sys, {module}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    return set(done.stdout.split())
 
 
 def test_no_module_level_mutable_state() -> None:

@@ -1,10 +1,8 @@
-"""What `triptych serve` is told, and whether the packages that it needs are here. Second names of
-variables are those of scripts/disagg.sh."""
+"""What `triptych serve` is told. Second names of variables are those of scripts/disagg.sh."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from protocol.options import (
@@ -15,16 +13,6 @@ from protocol.options import (
     seconds,
     shutdown_timeout_option,
 )
-
-_NEEDED = ("torch", "transformers", "safetensors")
-
-
-def missing_for_workers() -> str:
-    """What to do about packages that workers need and that are not installed; "" if all are."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if not missing:
-        return ""
-    return f"workers need {', '.join(missing)}: pip install 'triptych[worker]'"
 
 
 def _first_port(default: int, what: str, env: str) -> Any:

@@ -14,10 +14,11 @@ from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.settings import resolve
 from services.frontend.model_folder import find_model
+from triptych.commands import missing_for_workers
 from triptych.launch import plan, vllm
 from triptych.launch.control import Answer, Control, Progress, Restart
 from triptych.launch.membership import ListedWorkers, Membership, OwnWorkers
-from triptych.launch.options import ServeConfig, missing_for_workers
+from triptych.launch.options import ServeConfig
 from triptych.launch.plan import Role, Service
 from triptych.launch.processes import LaunchError, Processes, Stopped, stopping_on_signals
 from triptych.launch.rolling import RollingRestart, Stack

@@ -189,7 +189,7 @@ def next_item(data: Any) -> Any:
 
 @kernel()
 def count_up(data: Any) -> None:
-    """numbers[i] = i"""
+    """numbers[i] = i: shows whether kernels run here."""
     numbers = integers(words_of(data)[FIRST])
     item = next_item(data)
     while item >= 0:

@@ -1,4 +1,5 @@
-"""Kernels that Numba compiles for this CPU, run by PyTorch's own threads.
+"""Kernels that Numba compiles for this CPU, run by PyTorch's own threads; and whether oneDNN has
+bfloat16 here.
 
 Threads of another OpenMP would wait, busily, for work on the cores that PyTorch's need, and the
 other way round. So kernels are C functions, which the OpenMP that PyTorch uses is asked to run.

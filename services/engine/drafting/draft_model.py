@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.engine.attention.kv_cache import KVCache
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_tokens import (
     BlockTables,
     StepTokens,

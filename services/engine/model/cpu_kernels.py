@@ -131,10 +131,11 @@ def rotate(data: Any) -> None:
 
 
 def compile_rotate(kind: int) -> Any:
-    """For codes of a `kind`, by `kv_codes.NUMBERS`.
+    """`rotate` for a cache of codes of a `kind`, by `kv_codes.NUMBERS`: keys and values are encoded
+    on their way there.
 
-    Its words: those of `cpu_kernels.rotate`, where the pool's elements are bytes; then where the
-    scales of keys and of values of the layer begin in a block, in scales.
+    Its words: those of `rotate`, where the pool's elements are bytes; then where the scales of keys
+    and of values of the layer begin in a block, in scales.
     """
 
     @kernel()

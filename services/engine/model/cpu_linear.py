@@ -4,8 +4,8 @@ PyTorch multiplies bfloat16 there at a quarter of the rate of float32, and float
 twice the memory, which is what a step that decodes waits for. The kernel reads bfloat16 and
 multiplies at three quarters of oneDNN's rate for float32: see docs/benchmarks/engine.md.
 
-So the first layer of a vision tower, a convolution over patches that are apart already, is computed
-as a matrix product, and much faster as one.
+Beside them the first layer of a vision tower, in any dtype: a convolution over patches that are
+apart already is a matrix product, and much faster as one (`multiply_patches`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from services.engine.attention.numba_runtime import Kernel, onednn_has_bfloat16, team
 
 logger = logging.getLogger(__name__)
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once
 
 
@@ -80,9 +81,6 @@ def _kernel() -> tuple[Kernel, int] | None:
     except Exception as error:  # of many kinds; PyTorch computes as well
         logger.warning("linear layers have no kernel on this CPU: %s", error)
         return None
-
-
-_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 def multiply_patches(model: nn.Module) -> int:

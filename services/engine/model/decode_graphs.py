@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.paged import runs_triton
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_upload import upload
 
 logger = logging.getLogger(__name__)
 _MOST = 512  # rows: steps of more compute for so long that launches hide behind them
+_WARM_RUNS = 2  # compile kernels and let libraries choose algorithms, none of which is captured
 _COLUMNS = ("ids", "positions", "slot_blocks", "slot_offsets")  # int64, one value a row
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -205,9 +205,6 @@ def _nothing(dimensions: int) -> Arrays:
         "tables": np.zeros((0, 1), dtype=np.int64),
         "contexts": np.zeros(0, dtype=np.int32),
     }
-
-
-_WARM_RUNS = 2  # compile kernels and let libraries choose algorithms, none of which is captured
 
 
 class CudaCapture:

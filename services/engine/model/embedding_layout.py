@@ -1,4 +1,4 @@
-"""What the embeddings of one model look like, and the inputs of a step made of them."""
+"""What the embeddings of one model look like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
-from services.engine.model.adapters import AdapterRows
 from services.engine.scheduling.embedding_cache import MISMATCH
 
 
@@ -64,21 +63,3 @@ class EmbeddingLayout:
                 f"media item {mm_hash[:16]}: the embeddings are {shapes}, this model needs {wanted}"
             )
         return tensors
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Model inputs of T packed tokens.
-
-    embeds: [T, hidden]; positions: int64[1 or 3, T]
-    deepstack: per early layer, [M, hidden] to add at the M tokens where media_mask (bool[T]) is set
-    rows: int64[S], the tokens whose logits are wanted
-    adapters: LoRA adapters and the tokens that they change
-    """
-
-    embeds: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    media_mask: torch.Tensor | None = None
-    deepstack: tuple[torch.Tensor, ...] = ()
-    adapters: tuple[AdapterRows, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from protocol.pooling import Pooler
 from protocol.refs import KVLayout
 from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
-from services.engine.model.adapters import Adapters, StepAdapters, adapt, adaptable_layers
-from services.engine.model.embedding_layout import Inputs
+from services.engine.model.adapters import (
+    AdapterRows,
+    Adapters,
+    StepAdapters,
+    adapt,
+    adaptable_layers,
+)
 from services.engine.model.family import ModelFamily
 from services.engine.model.fused_layers import FusedLayers, FusedOps
 from services.engine.model.loader import language_part, load_part, parameter_bytes, read_config
@@ -33,6 +39,18 @@ from services.engine.sampling.pooler import taken_score_head
 
 logger = logging.getLogger(__name__)
 _TRIAL_BLOCK = 16  # tokens: the smallest block that every attention backend takes
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step gives the model for T packed tokens."""
+
+    embeds: torch.Tensor  # [T, hidden]
+    positions: torch.Tensor  # int64[1 or 3, T]
+    rows: torch.Tensor  # int64[S], the tokens whose logits are wanted
+    media_mask: torch.Tensor | None = None  # bool[T], set at M tokens; only needed for `deepstack`
+    deepstack: tuple[torch.Tensor, ...] = ()  # of each early layer, [M, hidden] to add there
+    adapters: tuple[AdapterRows, ...] = ()  # LoRA adapters and the tokens that they change
 
 
 class LanguageModel(ModelFamily):

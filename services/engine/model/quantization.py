@@ -2,6 +2,8 @@
 outputs stay in the engine's dtype.
 
 What is between the layers, the embeddings and the head stay as they are: they cost accuracy most.
+Checkpoints whose weights are quantized already are transformers' to read, by libraries of their
+own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 INT4_GROUP = 128  # inputs that share a scale, fewer where a layer's inputs are not so many
 _FEW_ROWS = 16  # from about 30 rows on the copy is faster
 _GROUPS = (INT4_GROUP, 64, 32)
+_COMPRESSED = "compressed-tensors"
 
 
 def quantize(model: nn.Module, scheme: str, dtype: torch.dtype, device: str) -> int:
@@ -121,9 +124,6 @@ def _config(scheme: str, group: int) -> Any:
         raise ConfigError("--quantization int4: a layer's inputs are no multiple of 32")
     # Tinygemm's order: needs no library beside PyTorch. Never run on a GPU.
     return Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d")
-
-
-_COMPRESSED = "compressed-tensors"
 
 
 def quantized_by(config: PreTrainedConfig, model_dir: Path) -> str:

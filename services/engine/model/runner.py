@@ -18,8 +18,7 @@ from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.adapters import AdapterRows
 from services.engine.model.decode_graphs import DecodeGraphs
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_tokens import (
     BlockTables,
     StepTokens,

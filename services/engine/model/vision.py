@@ -27,8 +27,8 @@ from services.engine.model.loader import has_audio, has_vision, load_part, param
 from services.engine.model.packed_linear import InputsSeen, pack, packing
 from services.engine.model.vision_encoders import (
     ENCODERS,
-    OPTIONS,
-    PLAIN,
+    NOT_PACKED,
+    PICTURE_OPTIONS,
     Encoder,
     Pixels,
     encode_qwen,
@@ -66,14 +66,14 @@ class VisionModel:
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
-        self._options = OPTIONS[kind](config) if kind in OPTIONS else {}
+        self._options = PICTURE_OPTIONS[kind](config) if kind in PICTURE_OPTIONS else {}
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
         self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
         if self._encode is encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        product = packing(weight_layout, dtype, device) if kind not in PLAIN else None
+        product = packing(weight_layout, dtype, device) if kind not in NOT_PACKED else None
         if product is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)

@@ -97,10 +97,10 @@ def _mistral3_options(config: PreTrainedConfig) -> dict[str, Any]:
     return {"patch_size": config.vision_config.patch_size * config.spatial_merge_size}
 
 
-PLAIN = frozenset({"gemma4"})
+NOT_PACKED = frozenset({"gemma4"})
 """Families whose own code reads a weight that a packed layer no longer has."""
 
-OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
+PICTURE_OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "internvl": lambda config: {"crop_to_patches": True},
     "mistral3": _mistral3_options,
 }

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.triton_plan import SplitPlan
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_upload import upload
 
 _PROMPT = 40  # tokens: more than one tile of queries

@@ -1,4 +1,4 @@
-"""From logits to tokens.
+"""From logits to tokens, and which guessed tokens of a step are right.
 
 Randomness is a pure function of (seed, choice, output position): a request replayed anywhere, in
 any batch, draws the same numbers. One uniform number picks from the inverse cumulative

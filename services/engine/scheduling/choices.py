@@ -24,7 +24,8 @@ _COUNTED = (
 
 
 class SiblingChoices:
-    """Until then a request stands for all of its choices, so that its prompt is computed once."""
+    """Until its prompt is computed a request stands for all of its choices, so that this is done
+    once."""
 
     def __init__(self, live: LiveRequests, scheduler: Scheduler) -> None:
         self._live = live

@@ -1,12 +1,14 @@
-"""What one step computes."""
+"""What one step computes, and whether it is more than any before it did."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.engine.scheduling.request import Request
+
+_SLACK = 1.25  # contexts grow by a token a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +103,33 @@ def chunk_of(request: Request, count: int) -> Chunk:
     start = request.num_computed
     samplers = (request,) if start + count == len(request.tokens) else ()
     return Chunk(request, start, count, samplers)
+
+
+class StepSizes:
+    """The largest amount of each kind of work that a step has ended with. The engine's thread
+    writes, another one reads `new`."""
+
+    def __init__(self) -> None:
+        self._largest: dict[Hashable, int] = {}
+        self._doing: dict[Hashable, int] = {}
+        self.new = False
+        """Whether the step under way does what no step has done yet: work of another kind, or a
+        quarter more of it. Kernels may have to be compiled for that, and memory to be found."""
+
+    def begin(self) -> None:
+        self._doing, self.new = {}, False
+
+    def does(self, amounts: Mapping[Any, int]) -> None:
+        """The step under way does this too."""
+        for kind, amount in amounts.items():
+            self._doing[kind] = done = self._doing.get(kind, 0) + amount
+            self.new |= done > _SLACK * self._largest.get(kind, 0)
+
+    def does_else(self) -> None:
+        """The step under way does what cannot be foreseen, as loading an adapter."""
+        self.new = True
+
+    def end(self) -> None:
+        for kind, amount in self._doing.items():
+            self._largest[kind] = max(amount, self._largest.get(kind, 0))
+        self.begin()

@@ -7,6 +7,8 @@ import math
 from services.engine.scheduling.chunks import Work
 
 _RUN_S = 0.1
+_LEAST_TOKENS = 16  # of a prompt in a step that has no time left: it must end some day
+_DECODES_KEPT = 0.8  # weight of earlier steps in the time of a step that only decodes
 
 
 class RunBound:
@@ -31,10 +33,6 @@ class RunBound:
         slowly."""
         rate = units / max(seconds, 1e-6)
         self.units_per_s = max((self.units_per_s + rate) / 2, rate)
-
-
-_LEAST_TOKENS = 16  # of a prompt in a step that has no time left: it must end some day
-_DECODES_KEPT = 0.8  # weight of earlier steps in the time of a step that only decodes
 
 
 class DecodeDelay:

@@ -10,7 +10,7 @@ from connectors.base import ECConnector
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.histogram import SECONDS, Histogram
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
-from services.engine.pulse import StepSizes
+from services.engine.scheduling.chunks import StepSizes
 from services.engine.scheduling.decode_delay import RunBound
 from services.engine.scheduling.encode_jobs import EncodeJobs, Job, SeenBefore, Waiter
 from services.engine.scheduling.encode_run import EncodeRun, Results, Unstored

@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
-from services.engine.pulse import StepSizes
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
 from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
-from services.engine.scheduling.chunks import Chunk, Work, amounts_of, work_of
+from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
@@ -40,7 +39,6 @@ class GenerateCore:
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
         without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
         what the pool has no room for. `sizes` are told what a step does."""
-        self._config = config
         self._meter = meter
         self.scheduler = scheduler
         self.transfers = transfers
@@ -196,9 +194,10 @@ class GenerateCore:
 
     def advance(self) -> list[RequestOutput]:
         """All that time, peers and lower tiers have brought: deadlines, KV, embeddings."""
-        late = self._live.late(self._clock())
-        passed = DeadlineExceeded("the request's deadline has passed")
-        outputs = [self._fail(request, passed) for request in late]
+        outputs = [
+            self._fail(request, DeadlineExceeded("the request's deadline has passed"))
+            for request in self._live.late(self._clock())
+        ]
         self.tiers.advance()
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))

@@ -15,6 +15,9 @@ from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.seams import Clock
 
+_MOST = 64  # pieces of work that are traced at once: a look costs a step some 10 us for each
+_Work = TypeVar("_Work", bound=Hashable)
+
 
 class RequestTimes:
     """Histograms by name. A prompt counts once, with its first choice and where it was computed; an
@@ -89,12 +92,6 @@ class RequestTimes:
         if made := request.num_output - times.made:
             self.decode.observe(now - times.decoding)
             self.per_token.observe((now - times.decoding) / made)
-
-
-_Work = TypeVar("_Work", bound=Hashable)
-
-
-_MOST = 64  # pieces of work that are traced at once: a look costs a step some 10 us for each
 
 
 class StageTimes(Generic[_Work]):

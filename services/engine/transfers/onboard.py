@@ -22,7 +22,7 @@ class Share:
 @dataclass(eq=False)
 class Onboard:
     """Blocks first, first + 1, … of a prompt. `blocks` and `matched` are owned until every copy has
-    ended: a block that were freed before could be written to under another request."""
+    ended: a block that was freed before could be written to under another request."""
 
     request: Request  # whose prompt it is
     first: int  # number of the first block in the prompt

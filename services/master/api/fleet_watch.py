@@ -1,11 +1,9 @@
-"""Callers that wait: proxies that follow the fleet, each until something has changed; and those of
-requests that wait to be placed."""
+"""Proxies that follow the fleet: each asks for what has changed, and waits until something has."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 from protocol.registry import Workers
@@ -58,19 +56,3 @@ class FleetWatch:
             waiting.cancel()
             self._waiting -= 1
         return self.since(cursor)
-
-
-async def ended_before(
-    left: asyncio.Future[Any], when_ended: Callable[[Callable[[], None]], None]
-) -> bool:
-    """Wait until something has ended, of which `when_ended` has a function told, or the caller has
-    `left`; whether the caller is still there."""
-    ended = asyncio.Event()
-    when_ended(ended.set)
-    waiting = asyncio.ensure_future(ended.wait())
-    try:
-        if not ended.is_set():
-            await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
-        return not left.done()
-    finally:
-        waiting.cancel()

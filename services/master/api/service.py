@@ -26,14 +26,15 @@ from protocol.registry import (
 )
 from services.http.lame_duck import LameDuck
 from services.http.tasks import supervised
-from services.master.api.fleet_watch import FleetWatch, ended_before
+from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics
 from services.master.api.worker_networks import WorkerNetworks
 from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener, Reservation
+from services.master.placement.reservation import Reservation
 from services.master.placement.waiting import PlacementTicket
 from services.master.probing.fleet_metrics import FleetMetrics
 from services.master.probing.prober import Prober
@@ -220,12 +221,15 @@ class MasterService(MasterListener):
     async def wait(self, ticket: PlacementTicket, left: asyncio.Future[Any]) -> Placement | None:
         """The placement of a waiting request, or its error raised; None if the caller has `left`,
         and what was placed for it is given back."""
-        stays = False
+        gone = True  # also where this wait is cancelled
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket.when_ended(lambda: ended.set_result(None))
         try:
-            if not (stays := await ended_before(left, ticket.when_ended)):
+            await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
+            if gone := left.done():
                 return None
         finally:
-            if not stays:
+            if gone:
                 self._abandon(ticket)
         if isinstance(ticket.outcome, TriptychError):
             raise ticket.outcome

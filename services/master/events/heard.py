@@ -21,6 +21,8 @@ from protocol.kv_events import (
 )
 
 Message = tuple[int, EventBatch]
+_BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
+_CLEARED = (AllBlocksCleared, AllEmbeddingsCleared)
 
 
 class Order(Enum):
@@ -65,10 +67,6 @@ def parse_message(frames: Sequence[bytes]) -> Message | None:
     if not math.isfinite(batch.ts):  # no later message would ever be a newer one
         raise InvalidRequest("a batch without a time")
     return found[0], batch
-
-
-_BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
-_CLEARED = (AllBlocksCleared, AllEmbeddingsCleared)
 
 
 class Sink(Protocol):

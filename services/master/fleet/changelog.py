@@ -12,6 +12,10 @@ from protocol.registry import InstanceInfo, Load, Workers, WorkerView
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 
+_MAX_GONE = 4096  # departures remembered for proxies that ask after a pause
+_NO_LOAD = Load()
+_DIGITS = 20  # no version has more
+
 
 class FleetListener:
     """Does nothing; a subclass overrides what it wants to be told of. It is called in the middle of
@@ -28,11 +32,6 @@ class FleetListener:
 
     def changed(self) -> None:
         """The changelog has grown."""
-
-
-_MAX_GONE = 4096  # departures remembered for proxies that ask after a pause
-_NO_LOAD = Load()
-_DIGITS = 20  # no version has more
 
 
 @dataclass

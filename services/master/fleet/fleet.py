@@ -146,7 +146,7 @@ class Fleet:
         )
 
     def expire(self, now_ms: float) -> None:
-        """Drop expired predictions and pending encodes; called once a second."""
+        """Drop expired predictions and pending encodes, once a second at most."""
         if 0 <= now_ms - self._expired_at < _EXPIRE_MS:
             return
         self._expired_at = now_ms

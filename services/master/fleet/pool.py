@@ -23,8 +23,8 @@ _CARRIED = (
 class Charge:
     """What one request was counted for on one row, from placement to its end."""
 
-    pool: Pool
-    row: int  # of the worker, where it stands at the time: a move changes both
+    pool: Pool  # where the worker stands at the time: a move changes it
+    row: int  # and which row of it is the worker's
     visible_at: float  # until then (ms) the worker's own reports do not show it
     work_ms: float = 0.0  # its encoding or prefill
     tokens: float = 0.0  # to be computed

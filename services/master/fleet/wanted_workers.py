@@ -14,6 +14,10 @@ from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
 
+_LOOK_MS = 1e3
+_MEMORY_MS = 15e3  # over which the share of busy workers is taken: a prompt is no trend
+_DECODING = ("decode", "combined")
+ROLES = ("encode", "prefill", *_DECODING)
 _BACKLOG_MS = 2e3  # of work before a worker without an objective: more wants more workers
 _SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encode, may take
 
@@ -55,12 +59,6 @@ def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
         over = pool.step_now[usable] / (config.tpot_slo * 1e3)
         wanted = max(wanted, float(over.sum()))
     return wanted
-
-
-_LOOK_MS = 1e3
-_MEMORY_MS = 15e3  # over which the share of busy workers is taken: a prompt is no trend
-_DECODING = ("decode", "combined")
-ROLES = ("encode", "prefill", *_DECODING)
 
 
 @dataclass

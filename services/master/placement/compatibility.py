@@ -38,8 +38,8 @@ def takers(decode: Pool, kind: str) -> Floats:
     return _barred([not kind or not other or other == kind for other in decode.kv_kinds])
 
 
-def _barred(fits: list[bool]) -> Floats:
-    return np.where(np.array(fits, bool), 0.0, math.inf)
+def _barred(able: list[bool]) -> Floats:
+    return np.where(np.array(able, bool), 0.0, math.inf)
 
 
 def ec_mixed(encode: Pool, pool: Pool) -> bool:
@@ -58,8 +58,7 @@ def readers(encode: Pool, pool: Pool) -> Floats:
 
 def makers(encode: Pool, kind: str) -> Floats:
     """Infinite for encoders whose embeddings a worker of a `kind` cannot read. [rows]"""
-    able = [fits(kind, made) for made in encode.ec_kinds]
-    return np.where(np.array(able, bool), 0.0, math.inf)
+    return _barred([fits(kind, made) for made in encode.ec_kinds])
 
 
 def unreadable() -> Unavailable:

@@ -16,6 +16,7 @@ from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Pool
 
 ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
+_SHOWN = 5  # workers beside the chosen one, to `debug`
 
 
 @dataclass(slots=True)
@@ -127,9 +128,6 @@ def chosen(costs: StageCosts, row: int, fleet: Fleet) -> Choice:
 
 Option = tuple[Choice, Choice | None]
 """Workers for prefill and decode, or one for both."""
-
-
-_SHOWN = 5
 
 
 def explain(costs: StageCosts, row: int) -> dict[str, Any]:

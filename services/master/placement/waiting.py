@@ -15,10 +15,16 @@ from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 from services.master.config import MasterConfig
 from services.master.placement.refusals import AllBusy, TooLate, too_late
 
-_NOTHING_LEFT_S = 1e-9  # as 0 is no objective
-
+logger = logging.getLogger(__name__)
 PlacementTicket = Ticket[ScheduleRequest, Placement]
 PlacementQueue = AdmissionQueue[ScheduleRequest, Placement]
+Place = Callable[[ScheduleRequest], Placement]
+Refused = Callable[[TriptychError], None]
+_NOTHING_LEFT_S = 1e-9  # as 0 is no objective
+_HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
+_TURNS = 20  # requests in time that are served before one that is late gets its turn
+_SPARE = 0.5  # of its objectives that a late request is to meet from now on: workers have time
+_MEMORY = 0.9
 
 
 def enqueue(
@@ -45,15 +51,6 @@ def remaining(ticket: PlacementTicket, now_ms: float) -> ScheduleRequest:
     if request.ttft_slo_s:
         changes["ttft_slo_s"] = max(_NOTHING_LEFT_S, request.ttft_slo_s - waited_s)
     return msgspec.structs.replace(request, **changes) if changes else request
-
-
-logger = logging.getLogger(__name__)
-Place = Callable[[ScheduleRequest], Placement]
-Refused = Callable[[TriptychError], None]
-_HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
-_TURNS = 20  # requests in time that are served before one that is late gets its turn
-_SPARE = 0.5  # of its objectives that a late request is to meet from now on: workers have time
-_MEMORY = 0.9
 
 
 class WaitingRequests:

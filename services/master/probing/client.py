@@ -13,17 +13,12 @@ import msgspec
 from msgspec import Meta
 
 from protocol.decoding import decoded
-from protocol.errors import TriptychError, UpstreamError, is_own_shortage
+from protocol.errors import UpstreamError, is_own_shortage
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Name
 from services.master.fleet.added_workers import WorkerMetrics
+from services.master.probing.shortage import NotAsked
 from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from
-
-
-class NotAsked(TriptychError):
-    """This process has no files or memory left for a connection, which says nothing of the
-    worker."""
-
 
 _AT_ONCE = 256  # below the open files that a process may have by default
 

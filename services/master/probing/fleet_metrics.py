@@ -60,7 +60,7 @@ class FleetMetrics:
             return self._page
 
     async def _pages(self) -> list[WorkerPage]:
-        from services.master.probing.client import ProbeClient
+        from services.master.probing.client import ProbeClient  # aiohttp: see there
 
         config, known = self._config, self._workers()
         async with ProbeClient(config.probe_timeout, self._key, config.client_context()) as client:

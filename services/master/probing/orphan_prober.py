@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import UpstreamError
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
-from services.master.probing.client import NotAsked
+from services.master.probing.shortage import NotAsked
 from services.master.replication.messages import Joined, Kept
 from services.master.replication.replicator import Replicator
 

@@ -13,7 +13,7 @@ from protocol.errors import TriptychError, UpstreamError
 from protocol.fleet_key import NO_KEY, FleetKey
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import AddedWorkers, Probed
-from services.master.probing.client import NotAsked
+from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient

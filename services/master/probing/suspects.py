@@ -14,7 +14,7 @@ from protocol.registry import LeaseAnswer, Suspected
 from services.master.config import MasterConfig
 from services.master.fleet.instance import Instance
 from services.master.fleet.registry import Registry
-from services.master.probing.client import NotAsked
+from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient

@@ -12,6 +12,10 @@ from services.master.placement.ledger import Ledger
 from services.master.replication.messages import Ended, Placed
 from services.master.replication.placement_sync import restore
 
+_MOST = 64  # other masters: any writer to the channel can name new ones
+_SILENT_S = 3.0
+_HELLOS = 3  # in the time after which a master is taken to be gone: two may be lost
+
 
 @dataclass(slots=True)
 class Home:
@@ -48,11 +52,6 @@ class Homes:
         """Whether a worker was lately heard of without other masters."""
         heard = self.here.get(instance_id)
         return heard is not None and now - heard < self.fresh_s
-
-
-_MOST = 64  # any writer to the channel can name new ones
-_SILENT_S = 3.0
-_HELLOS = 3  # in the time after which a master is taken to be gone: two may be lost
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from services.master.replication.messages import Change, Left, Removed
 
 _MOST_CHANGES = 100_000
+_MOST_MESSAGES = 1000
 
 
 @dataclass
@@ -48,9 +49,6 @@ class Outbox:
     def keep_departures(self) -> None:
         """The connection is lost."""
         self.put_back(self.take())
-
-
-_MOST_MESSAGES = 1000
 
 
 @dataclass

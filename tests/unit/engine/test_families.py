@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
-from services.engine.model.embedding_layout import Inputs
-from services.engine.model.language import LanguageModel
+from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.probe import window_of
 from services.engine.model.trial import prompts, worst_error
 from tests.support.random_families import built, expected, served, verdict

@@ -12,9 +12,10 @@ from protocol.registry import Heartbeat, Load, Rates
 from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
+from services.master.listener import MasterListener
 from services.master.master import Master
 from services.master.placement.refusals import AllBusy
-from services.master.placement.reservation import MasterListener, Reservation
+from services.master.placement.reservation import Reservation
 from services.master.placement.waiting import PlacementTicket
 from tests.support.master_fleets import LOAD, RATES, add, asking, hear, master, picture, place
 

@@ -12,8 +12,8 @@ from services.master.config import MasterConfig
 from services.master.events import replay_turns
 from services.master.events.replay_turns import ReplayTurns
 from services.master.events.subscriber import Subscriber
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener
 from services.membership.config import parse_events
 from tests.support.waiting import eventually
 

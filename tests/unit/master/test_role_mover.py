@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.registry import Heartbeat, Load, Rates
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener
 from tests.support.master_fleets import add, asking, master, picture, place
 
 ROLES = ["decode", "prefill", "encode"]

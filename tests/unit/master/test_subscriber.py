@@ -16,8 +16,8 @@ from services.master.config import MasterConfig
 from services.master.events import subscriber, zmq_reader
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.registry import Registry
+from services.master.listener import MasterListener
 from services.master.master import Master
-from services.master.placement.reservation import MasterListener
 from tests.support.waiting import eventually
 
 WAIT_S = 10.0

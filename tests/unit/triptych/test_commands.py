@@ -8,7 +8,6 @@ import pytest
 
 from triptych import commands
 from triptych.commands import COMMANDS, main
-from triptych.launch import options
 
 # As where the extra `worker` is not installed: what workers need cannot even be found.
 BLOCKED = """
@@ -50,7 +49,7 @@ def test_all_but_workers_start_without_the_packages_of_workers(tmp_path: Path) -
 def test_workers_without_their_packages_are_told_what_to_install(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: workers need torch, ")

@@ -1,6 +1,7 @@
 """When an engine counts as stalled: by its beats, on a clock of the tests' own."""
 
-from services.engine.pulse import StepClock, StepSizes
+from services.engine.pulse import StepClock
+from services.engine.scheduling.chunks import StepSizes
 from services.worker.stall_watch import StallBounds, StallJudge
 
 TICK_S = 0.25

@@ -1,7 +1,6 @@
 """Which steps do more than any before."""
 
-from services.engine.pulse import StepSizes
-from services.engine.scheduling.chunks import amounts_of, work_of
+from services.engine.scheduling.chunks import StepSizes, amounts_of, work_of
 from services.engine.scheduling.limits import Limits
 from tests.unit.engine.test_scheduler import Case
 
