@@ -27,7 +27,7 @@ from protocol.fleet_key import HEADER, FleetKey
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Rates, WorkerView
 
 GIVEN = ["--trace", "chat", "--rate", "5", "--slo", "ttft=1,tpot=0.05", "--model", "calibrated"]
-OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.5, 0.0, 0.0, {"prefill": 0.8}, 1.5)
+OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.0, 0.5, 0.0, {"prefill": 0.8}, 1.5)
 
 
 class Known(Bench):
