@@ -7,6 +7,7 @@ they are read as tensors alone, so that no file can run code.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import linear, normalize
@@ -42,7 +43,9 @@ def _layer(file: Path, rows: int, columns: int, device: str) -> tuple[torch.Tens
     most = _MOST_BYTES_EACH * rows * columns + _MOST_OTHER_BYTES
     try:
         size = file.stat().st_size
-        state = torch.load(file, map_location="cpu", weights_only=True) if size <= most else None
+        state: Any = (
+            torch.load(file, map_location="cpu", weights_only=True) if size <= most else None
+        )
     except OSError as error:
         raise ConfigError(f"--model: cannot read {file}: {error.strerror or error}") from error
     except Exception as error:  # whatever a bad byte leads the unpickler to

@@ -51,7 +51,10 @@ def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:
             r"a weight \[8, 8\] of torch.float32 and a bias \[4\] of torch.float32",
         ),
         ({"sparse": {**SPARSE, "weight": torch.zeros(1, 8).int()}}, "of torch.int32 and a bias"),
-        ({"sparse": {**SPARSE, "bias": torch.zeros(1).cfloat()}}, "of torch.complex64: only"),
+        (
+            {"sparse": {**SPARSE, "bias": torch.zeros(1, dtype=torch.complex64)}},
+            "of torch.complex64: only",
+        ),
         ({"sparse": {**SPARSE, "more": torch.zeros(1 << 15)}}, "bytes, at most 65600 are read"),
         ({"sparse": {"weight": torch.zeros(1, 8)}}, "no weight and bias"),
         ({"colbert": [1, 2]}, "no weight and bias"),
