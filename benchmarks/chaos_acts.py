@@ -87,27 +87,27 @@ def _spoil(before: Interposer, mode: str) -> None:
 
 
 def _terminate(proxy: Service) -> None:
-    """It ends what it has, and comes back."""
-    status = proxy.stop()
-    if status:
-        raise RuntimeError(f"{proxy.name} ended with {status} after SIGTERM")
-    proxy.start()
-    proxy.wait_ready()
+    """The proxy ends its requests and comes back."""
+    _again(proxy, "SIGTERM")
 
 
 def _drain(worker: Service) -> None:
-    """It takes nothing new, ends what it has, stops by itself and comes back."""
+    """The worker takes nothing new, ends its requests, stops by itself and comes back."""
     worker.call("POST", "/drain")
     deadline = time.monotonic() + _IDLE_S
     while _busy(worker):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{worker.name} is still busy {_IDLE_S:g} s after /drain")
         time.sleep(0.1)
-    status = worker.stop()
-    if status:
-        raise RuntimeError(f"{worker.name} ended with {status} after /drain")
-    worker.start()
-    worker.wait_ready()
+    _again(worker, "/drain")
+
+
+def _again(service: Service, after: str) -> None:
+    """`RuntimeError` if it ends with an error; `after`: what it was told before."""
+    if status := service.stop():
+        raise RuntimeError(f"{service.name} ended with {status} after {after}")
+    service.start()
+    service.wait_ready()
 
 
 def _busy(worker: Service) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from protocol.errors import InvalidRequest
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_SHOWN = 64  # characters of the caller's own
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -60,7 +61,8 @@ def unknown_field(error: msgspec.ValidationError) -> str | None:
 
 
 def unknown_parameter(name: str) -> InvalidRequest:
-    """What OpenAI says of a field that it does not have."""
+    """What OpenAI says of a field that it does not have, whose name may be of any length."""
+    name = name[:_SHOWN]
     return InvalidRequest(
         f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter"
     )

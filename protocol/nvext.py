@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from protocol.decoding import unknown_parameter
 from protocol.errors import InvalidRequest
 
 NVEXT = "nvext"
@@ -45,9 +46,11 @@ def fields_of_nvext(nvext: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an OpenAI request that ask for what `nvext` asks for, unchecked;
     `InvalidRequest` names a member that is not honoured."""
     fields = {name: nvext[name] for name in nvext if name in _SAME and nvext[name] is not None}
-    for name in nvext.keys() - _SAME - _HARMLESS - {_GREEDY, _SESSION}:
-        _check_idle(name, nvext[name])
-    if nvext.get(_GREEDY):
+    known = _SAME | _HARMLESS | {_GREEDY, _SESSION}
+    for name, value in nvext.items():
+        if name not in known:
+            _check_idle(name, value)
+    if _is_greedy(nvext.get(_GREEDY)):
         fields["temperature"] = 0
     if session := nvext.get(_SESSION):
         fields["session_id"] = session.get("session_id") if isinstance(session, dict) else session
@@ -59,11 +62,19 @@ def member_of(field: str) -> str:
     return {"temperature": _GREEDY, "session_id": f"{_SESSION}.session_id"}.get(field, field)
 
 
+def _is_greedy(value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        param = f"{NVEXT}.{_GREEDY}"
+        raise InvalidRequest(
+            f"Invalid type for '{param}': expected `bool | null`", param=param, code="invalid_type"
+        )
+    return bool(value)
+
+
 def _check_idle(name: str, value: Any) -> None:
     param = f"{NVEXT}.{name}"
     if name not in _REFUSED:
-        message = f"{param} is no member of Dynamo's nvext"
-        raise InvalidRequest(message, param=param, code="unknown_parameter")
+        raise unknown_parameter(param)
     if value:
         raise InvalidRequest(
             f"{param} is not supported: {_REFUSED[name]}",

@@ -8,7 +8,7 @@ model's last layer says of the last token, or of each, is the answer.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -34,7 +34,6 @@ _HEADS: Mapping[Form, str] = MappingProxyType(
         "token_vectors": "vector for each token (colbert_linear.pt)",
     }
 )
-_FLOAT = "f"  # float32
 
 
 class Pooler(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,8 +66,8 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     form: Form = "vector"
 
     def answer_bytes(self, tokens: int) -> int:
-        """Of the answer to an input of so many tokens, once `dimensions` are known. There is no
-        vector of the first one, which stands for the whole input."""
+        """Bytes of the answer to an input of so many tokens, once `dimensions` are known. There is
+        no vector of the first one, which stands for the whole input."""
         if self.form == "token_weights":
             return 4 * tokens
         each = 4 * (self.dimensions or 1)
@@ -107,14 +106,10 @@ def check_dimensions(wanted: int | None, pooler: Pooler) -> None:
     raise InvalidRequest(f"dimensions must be {said}, not {wanted}", param="dimensions")
 
 
-def packed(values: Sequence[float]) -> bytes:
-    """float32 in this machine's order, which all of ours have: little-endian."""
-    return array(_FLOAT, values).tobytes()
-
-
 def unpacked(data: bytes) -> list[float]:
-    """The numbers of `packed`; `ValueError` if these are no such bytes."""
-    found: array[float] = array(_FLOAT)
+    """float32 numbers in this machine's order, which all of ours have: little-endian. `ValueError`
+    if these are no such bytes."""
+    found: array[float] = array("f")
     found.frombytes(data)
     return found.tolist()
 

@@ -143,7 +143,7 @@ REFUSED = (
 
 HARMLESS = (
     harmless("truncation", "A text that is too long is refused.", True, routes=_R),
-    harmless("user", "Who asks is told by the Authorization header.", "u", routes=_ALL),
+    harmless("user", "The Authorization header names the caller.", "u", routes=_ALL),
     harmless("input_type", "Texts are embedded as they are.", "query", routes=_E),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -35,21 +35,32 @@ class SparseEmbedding(msgspec.Struct, kw_only=True):
 
 
 class SparseList(msgspec.Struct, kw_only=True):
+    """`data`: one for each input, in order; each names tokens with weights above 0."""
+
     object: Literal["list"] = "list"
     data: list[SparseEmbedding]
     model: str
     usage: PoolingUsage
 
 
+# A vector as JSON: Python's numbers of a long text's vectors would take 270 MB together.
+JsonVector: TypeAlias = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "number"}}),
+]
+
+
 class ColbertEmbedding(msgspec.Struct, kw_only=True):
-    """A vector of length 1 for each token but the first."""
+    """`embedding`: [tokens - 1, width], a vector of length 1 for each token but the first."""
 
     object: Literal["colbert_embedding"] = "colbert_embedding"
-    embedding: list[list[float]]
+    embedding: list[JsonVector]
     index: int
 
 
 class ColbertList(msgspec.Struct, kw_only=True):
+    """`data`: one for each input, in order, with vectors [tokens - 1, width]."""
+
     object: Literal["list"] = "list"
     data: list[ColbertEmbedding]
     model: str

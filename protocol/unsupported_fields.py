@@ -50,7 +50,7 @@ REFUSED = (
 
 
 HARMLESS = (
-    harmless("user", "Who asks is told by the Authorization header.", "u"),
+    harmless("user", "The Authorization header names the caller.", "u"),
     harmless("safety_identifier", "As user.", "u", routes=CHAT),
     harmless("metadata", "Nothing is kept.", {"a": "b"}),
     harmless("store", "Nothing is kept.", True, routes=CHAT),

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 class Span(NamedTuple):
     """What is shown of one; times in ms since the epoch."""
 
-    own: str
-    parent: str
+    span_id: str
+    parent_id: str
     name: str
     process: str
     start: float
@@ -28,12 +28,28 @@ class Span(NamedTuple):
 
 
 def traces_of(lines: Iterable[str]) -> dict[str, list[Span]]:
-    """The spans by the id of their trace."""
+    """The spans by the id of their trace. `ValueError` names a line that holds no span, or a span
+    that is inside itself."""
     found: dict[str, list[Span]] = defaultdict(list)
-    for line in lines:
-        told = json.loads(line)
-        found[told["context"]["trace_id"]].append(_span(told))
+    for number, line in enumerate(lines, 1):
+        try:
+            told = json.loads(line)
+            found[told["context"]["trace_id"]].append(_span(told))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"line {number} is no span: {error!r}") from None
+    for spans in found.values():
+        _check_parents(spans)
     return found
+
+
+def _check_parents(spans: Sequence[Span]) -> None:
+    parents = {span.span_id: span.parent_id for span in spans}
+    for span in spans:
+        seen = {at := span.span_id}
+        while (at := parents.get(at, "")) in parents:
+            if at in seen:
+                raise ValueError(f"span {at} is inside itself")
+            seen.add(at)
 
 
 def _span(told: Mapping[str, Any]) -> Span:
@@ -54,10 +70,10 @@ def _ms(time: str) -> float:
 
 def tree(spans: Sequence[Span]) -> list[str]:
     """Lines; a span whose parent is not among them, such as a client's, stands at the top."""
-    names = {span.own: span.name for span in spans}
+    names = {span.span_id: span.name for span in spans}
     rows = [
         (lead + span.name + _linked(span, names), span)
-        for top in _inside(spans, lambda span: span.parent not in names)
+        for top in _inside(spans, lambda span: span.parent_id not in names)
         for lead, span in _below(top, spans, "", "")
     ]
     width = max(len(name) for name, _ in rows)
@@ -84,7 +100,7 @@ def _below(
 ) -> Iterator[tuple[str, Span]]:
     """The span and all inside it, each with what is drawn before its name."""
     yield lead, span
-    inner = _inside(spans, lambda other: other.parent == span.own)
+    inner = _inside(spans, lambda other: other.parent_id == span.span_id)
     for each in inner:
         last = each is inner[-1]
         yield from _below(
@@ -96,9 +112,20 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    for trace, spans in traces_of(Path(argv[0]).read_text(encoding="utf-8").splitlines()).items():
+    try:
+        found = traces_of(Path(argv[0]).read_text(encoding="utf-8").splitlines())
+    except OSError as error:
+        return _refused(argv[0], error.strerror or str(error))
+    except ValueError as error:
+        return _refused(argv[0], str(error))
+    for trace, spans in found.items():
         print("\n".join([f"trace {trace}", *tree(spans)]))
     return 0
+
+
+def _refused(path: str, why: str) -> int:
+    print(f"error: {path}: {why}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

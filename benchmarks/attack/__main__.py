@@ -28,9 +28,10 @@ import uvloop
 
 from benchmarks.attack.loads import ATTACKS, BURST
 from benchmarks.attack.processes import computing, under
+from benchmarks.common.processes import processor_s
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.overload import Client, Reply, serving
-from benchmarks.soak.books import cpu_s, private_bytes
+from benchmarks.soak.books import private_bytes
 from benchmarks.soak.stack import Service
 from services.http.open_files import raise_limit
 
@@ -74,10 +75,10 @@ def compare(
     shares: dict[str, float] = {}
     for name in names:
         with under(name, proxy.url) as attacker:
-            before, own = cpu_s(attacker), sum(map(cpu_s, proxy.pids()))
+            before, own = processor_s(attacker), sum(map(processor_s, proxy.pids()))
             found[name] = uvloop.run(others(proxy.url, seconds))
-            shares[name] = min(1.0, (cpu_s(attacker) - before) / seconds)
-            own = (sum(map(cpu_s, proxy.pids())) - own) / seconds
+            shares[name] = min(1.0, (processor_s(attacker) - before) / seconds)
+            own = (sum(map(processor_s, proxy.pids())) - own) / seconds
             memory = sum(map(private_bytes, proxy.pids())) >> 20
         print(
             f"{name}: {_said(found[name])}, the proxy holds {memory} MiB; of a core's time the"

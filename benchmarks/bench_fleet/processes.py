@@ -6,11 +6,19 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.processes import add_to_master, call, ending, free_port, wait_ready
+from benchmarks.common.processes import (
+    add_to_master,
+    call,
+    ending,
+    free_port,
+    mock_workers,
+    wait_ready,
+)
 
 TTFT_S, TPOT_S = 1.0, 0.03
 ADMIN_KEY = "bench"
@@ -83,18 +91,14 @@ def fleet(encode: int, prefill: int, decode: int, cache_pictures: int) -> Iterat
 
 @contextlib.contextmanager
 def workers(role: str, count: int, cache_pictures: int) -> Iterator[list[str]]:
-    command = [
-        sys.executable, "-m", "services.mock", "--role", role, "--count", str(count),
-        "--port", "0", "--dialect", "openai", "--log-level", "warning", *TIMING,
+    flags = [
+        "--role", role, "--dialect", "openai", "--log-level", "warning", *TIMING,
         "--embedding-cache-bytes", str(cache_pictures * PICTURE_BYTES),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    with ending(process):
-        assert process.stdout is not None
-        lines = [process.stdout.readline().decode() for _ in range(count)]
-        urls = [line.split()[-1] for line in lines if " ready on " in line]
-        if len(urls) != count:
-            raise RuntimeError(f"the {role} workers did not start")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock_workers(flags, count, Path(folder, "log")) as (_, urls),
+    ):
         yield urls
 
 
@@ -111,13 +115,13 @@ def round_robin(workers: Fleet) -> Iterator[str]:
 def router(binary: Path, workers: Fleet) -> Iterator[str]:
     """vllm-router with its defaults, P+D: it never encodes, so that its prefill workers get the
     pictures themselves."""
-    port, metrics = free_port(), free_port()
+    port = free_port(2)
     flags = ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--port", str(port)]
     for url in workers.prefill:
         flags += ["--prefill", url]
     for url in workers.decode:
         flags += ["--decode", url]
-    flags += ["--prometheus-port", str(metrics), "--log-level", "error"]
+    flags += ["--prometheus-port", str(port + 1), "--log-level", "error"]
     with _running([str(binary), *flags], port) as url:
         yield url
 

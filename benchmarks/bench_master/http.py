@@ -1,20 +1,19 @@
 """A master process, driven over kept HTTP connections and fed by ZMQ events."""
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from benchmarks.bench_master.load import SEED, chains, requests_of, workers
+from benchmarks.common.processes import processor_s
 from protocol.event_frames import event_frames
 from protocol.generate import MSGPACK
 from protocol.kv_events import BlockStored, encode_batch
@@ -99,18 +98,12 @@ async def drive(address: tuple[str, int], pid: int, count: int) -> tuple[float, 
             await lanes[0].post(REGISTER_PATH, info)
         await publish(socket, infos, prompts, lanes[0])
         times: list[float] = []
-        start, used = time.perf_counter(), cpu_seconds(pid)
+        start, used = time.perf_counter(), processor_s(pid)
         async with asyncio.TaskGroup() as group:
             for i, lane in enumerate(lanes):
                 group.create_task(lane.drive(requests[i::CONNECTIONS], times))
-        wall, used = time.perf_counter() - start, cpu_seconds(pid) - used
+        wall, used = time.perf_counter() - start, processor_s(pid) - used
         return count / wall, count / used, times
-
-
-def cpu_seconds(pid: int) -> float:
-    """Seconds of processor time a process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

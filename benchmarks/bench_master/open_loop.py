@@ -26,13 +26,13 @@ from benchmarks.bench_master.fleet import Beats, Publishing
 from benchmarks.bench_master.http import (
     Connection,
     Refused,
-    cpu_seconds,
     publish,
     publisher,
     serving,
 )
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
 from benchmarks.bench_master.sampled_master import REST
+from benchmarks.common.processes import processor_s
 from benchmarks.common.rows import Row
 from protocol.placement import (
     FINISHED_PATH,
@@ -112,7 +112,7 @@ async def offer(proxies: Proxies, step: Step, requests: list[ScheduleRequest], p
     up, and lack from `times`."""
     rng = random.Random(SEED)
     waiting: set[asyncio.Task[None]] = set()
-    begun, used, own = time.perf_counter(), cpu_seconds(pid), time.process_time()
+    begun, used, own = time.perf_counter(), processor_s(pid), time.process_time()
     due, end = begun, begun + step.seconds
     for request in requests:
         due += rng.expovariate(step.rate)
@@ -125,7 +125,7 @@ async def offer(proxies: Proxies, step: Step, requests: list[ScheduleRequest], p
         waiting.add(task)
         task.add_done_callback(waiting.discard)
     step.wall_s = time.perf_counter() - begun
-    step.core = (cpu_seconds(pid) - used) / step.wall_s
+    step.core = (processor_s(pid) - used) / step.wall_s
     step.client_core = (time.process_time() - own) / step.wall_s
     if waiting:
         _, late = await asyncio.wait(waiting, timeout=_DRAIN_S)

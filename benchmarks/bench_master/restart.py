@@ -14,8 +14,9 @@ import msgspec
 import uvloop
 import zmq
 
-from benchmarks.bench_master.http import Connection, cpu_seconds, serving
+from benchmarks.bench_master.http import Connection, serving
 from benchmarks.bench_master.load import BLOCK_SIZE, CHAIN, workers
+from benchmarks.common.processes import processor_s
 from benchmarks.common.rows import Row, at_most
 from protocol.kv_events import BlockHash, BlockStored, EventSource
 from protocol.registry import REGISTER_PATH, InstanceInfo
@@ -115,7 +116,7 @@ def restart_rows(blocks_each: int) -> list[Row]:
         with serving() as (address, pid):
             up = time.perf_counter() - begun
             uvloop.run(warm(address, infos, total))
-            taken, used = time.perf_counter() - begun, cpu_seconds(pid)
+            taken, used = time.perf_counter() - begun, processor_s(pid)
     name = f"a restarted master, {WORKERS:,} workers, {total:,} blocks:"
     return [
         Row(f"{name} serves after, s", up),

@@ -36,14 +36,14 @@ _TRIES = 10_000
 
 
 @dataclass(frozen=True)
-class Ask:
-    """`path`: of the route; `body`: JSON."""
+class RequestBody:
+    """A request as it is sent. `path`: of the route; `body`: JSON."""
 
     path: str
     body: bytes
 
 
-def text_asks(session: Session) -> Iterator[tuple[TraceRequest, Ask]]:
+def text_asks(session: Session) -> Iterator[tuple[TraceRequest, RequestBody]]:
     """A session of prompts without pictures. Each turn begins with the turn before it and with the
     answer to that, as mock workers will give it."""
     ids: list[int] = []
@@ -56,7 +56,7 @@ def text_asks(session: Session) -> Iterator[tuple[TraceRequest, Ask]]:
         body = {"prompt": list(ids), **ending}
         if turn.session:
             body["session_id"] = turn.session
-        yield turn, Ask("/v1/completions", msgspec.json.encode(body))
+        yield turn, RequestBody("/v1/completions", msgspec.json.encode(body))
         ids += answer
 
 
@@ -90,7 +90,7 @@ class PictureAsks:
         self._urls: dict[str, str] = {}
         self._head = 0  # letters before the pictures; 0 until it is known
 
-    async def ask(self, request: TraceRequest) -> Ask:
+    async def ask(self, request: TraceRequest) -> RequestBody:
         if not self._head:
             probe = await self._rendered(_messages("Q", [self._url(request.items[0])], "Q"))
             self._head = request.items[0].offset - probe.mm_items[0].offset + 1
@@ -101,7 +101,8 @@ class PictureAsks:
         messages = _messages(system, urls, question)
         found = await self._rendered(messages)
         _, ending = ended_answer(found.token_ids, found.mm_items, request.output)
-        return Ask("/v1/chat/completions", msgspec.json.encode({"messages": messages, **ending}))
+        body = msgspec.json.encode({"messages": messages, **ending})
+        return RequestBody("/v1/chat/completions", body)
 
     async def _rendered(self, messages: list[dict[str, Any]]) -> GenerateRequest:
         chat = msgspec.convert({"messages": messages, "max_tokens": 1}, ChatCompletionRequest)

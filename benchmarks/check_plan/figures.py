@@ -1,58 +1,17 @@
-"""What a run was worth, predicted and measured, by the same rules."""
+"""What runs were worth, predicted and measured, side by side."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.common.rows import Row
-from benchmarks.simulate.records import Record
+from benchmarks.simulate.metrics import Figures
 
 BAR = (0.9, 1.1)
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Of requests that arrived within some seconds. Times in ms; inf of what did not happen.
-
-    `goodput`: requests/s within both objectives, `attained` the share of them; `refused`: share
-    that was not served; `lifetimes`: median lifetimes of a request that the time is long.
-    """
-
-    offered: float
-    goodput: float
-    attained: float
-    ttft_p50: float
-    ttft_p99: float
-    tpot_p50: float
-    tpot_p99: float
-    refused: float
-    lifetimes: float
-
-
-def figures(records: Sequence[Record], seconds: float) -> Figures:
-    good = sum(record.good for record in records)
-    count = max(1, len(records))
-    lived = [r.last - r.arrival for r in records if not math.isinf(r.last)]
-    ttft, tpot = [r.ttft for r in records], [r.tpot for r in records]
-    return Figures(
-        len(records) / seconds,
-        good / seconds,
-        good / count,
-        _ms(ttft, 50), _ms(ttft, 99), _ms(tpot, 50), _ms(tpot, 99),
-        sum(bool(r.refused) for r in records) / count,
-        seconds / statistics.median(lived) if lived else 0.0,
-    )  # fmt: skip
-
-
-def _ms(seconds: Sequence[float], percentile: float) -> float:
-    if not seconds:
-        return math.inf
-    return float(np.percentile(seconds, percentile, method="lower")) * 1e3
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,15 @@ class LiveClock:
 
     @property
     def now(self) -> float:
+        """Seconds since it was made."""
         return self._loop.time() - self._begin
 
     def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """Make the call once `now` is `time`."""
         self._loop.call_at(self._begin + time, self._make, time, call, args)
 
     def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
+        """Make the call so many seconds from now."""
         self.at(self.now + seconds, call, *args)
 
     def _make(self, time: float, call: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -31,4 +34,5 @@ class LiveClock:
         call(*args)
 
     async def until(self, time: float) -> None:
+        """Wait until `now` is `time`."""
         await asyncio.sleep(max(0.0, time - self.now))

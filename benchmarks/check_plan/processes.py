@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.check_plan.asks import WORDS
-from benchmarks.common.processes import ending, free_port, wait_ready
+from benchmarks.common.processes import ending, free_port, mock_workers, processor_s, wait_ready
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.records import Shape
 
 NAME = "checked"
 _POSITIONS = 1 << 18
 _MOST_PIXELS, _LEAST_PIXELS = 1 << 24, 28 * 28
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,8 @@ class Fleet:
 
     def processor_s(self) -> dict[str, float]:
         """Seconds of processor time that each process has used, and this one as "client"."""
-        return {
-            name: _processor_s(pid) for name, pid in {**self.pids, "client": os.getpid()}.items()
-        }
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+        pids = {**self.pids, "client": os.getpid()}
+        return {name: processor_s(pid) for name, pid in pids.items()}
 
 
 def model_copy(source: Path, folder: Path) -> Path:
@@ -87,20 +80,20 @@ def worker_flags(profile: Profile, role: str) -> list[str]:
 def fleet(profile: Profile, shape: Shape, model: Path, logs: Path, seed: int) -> Iterator[Fleet]:
     """One process for each role's workers. `logs`: folder of what they print."""
     with contextlib.ExitStack() as stack:
-        port, master_port = free_port(), free_port()
-        master, url = f"http://127.0.0.1:{master_port}", f"http://127.0.0.1:{port}"
+        port = free_port(2)
+        master, url = f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port}"
         pids = {"master": _served(stack, "services.master", master, logs, ["--seed", str(seed)])}
         encoders: list[str] = []
         for role in ("encode", "prefill", "decode"):
             count = getattr(shape, role)
             flags = [
-                "--role", role, "--count", str(count), "--port", "0", "--model", str(model),
-                "--served-model-name", NAME, "--master-url", master, "--seed", str(seed + count),
+                "--role", role, "--model", str(model), "--served-model-name", NAME,
+                "--master-url", master, "--seed", str(seed + count),
                 "--encode-servers-urls", ",".join(encoders) or "none",
                 *worker_flags(profile, role),
             ]  # fmt: skip
             if count:
-                pids[role], urls = _workers(stack, flags, count, logs / role)
+                pids[role], urls = stack.enter_context(mock_workers(flags, count, logs / role))
                 encoders += urls if role == "encode" else []
         flags = ["--model", str(model), "--served-model-name", NAME, "--master-url", master]
         pids["proxy"] = _served(stack, "proxy", url, logs, flags)
@@ -111,24 +104,9 @@ def _served(
     stack: contextlib.ExitStack, module: str, url: str, logs: Path, flags: Sequence[str]
 ) -> int:
     command = [sys.executable, "-m", module, "--port", url.rpartition(":")[2], *flags]
-    log = stack.enter_context((logs / module).open("wb"))
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    log = logs / module
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     stack.enter_context(ending(process))
-    wait_ready(process, url)
+    wait_ready(process, url, log=log)
     return process.pid
-
-
-def _workers(
-    stack: contextlib.ExitStack, flags: Sequence[str], count: int, log: Path
-) -> tuple[int, list[str]]:
-    """The process's id, and the workers' URLs."""
-    command = [sys.executable, "-m", "services.mock", *flags]
-    errors = stack.enter_context(log.open("wb"))
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-    stack.enter_context(ending(process))
-    assert process.stdout is not None
-    lines = [process.stdout.readline().decode() for _ in range(count)]
-    urls = [line.split()[-1] for line in lines if " ready on " in line]
-    if len(urls) != count:
-        raise RuntimeError(f"the workers did not start: {log.read_text()[-500:]}")
-    return process.pid, urls

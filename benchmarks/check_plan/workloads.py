@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from benchmarks.check_plan.figures import Figures, figures
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import OURS, Contender
+from benchmarks.simulate.metrics import Figures, figures
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Session
 from benchmarks.simulate.records import Objectives, Shape, Span
@@ -93,7 +93,7 @@ def forecast(
         simulation = Simulation(profile, checked.shape, config, checked.aims(profile), seed)
         records = simulation.run(sessions, pace, span)
         begin, end = simulation.measured
-        found.append(figures(records, end - begin))
+        found.append(figures(records, end - begin, simulation.clock.now))
         span = replace(span, least_s=end - begin, most_s=end - begin)
     return Forecast(span.warm_s + span.least_s, tuple(found))
 

@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ _ENVIRONMENT: Mapping[str, str] = {
 }  # fmt: skip
 _PORTS = (12_000, 32_000)
 _TRIES = 100
+_SHOWN = 2000  # characters of the log of a server that does not start
 
 
 def free_port(count: int = 1) -> int:
@@ -61,15 +63,55 @@ def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
             process.wait()
 
 
-def wait_ready(process: subprocess.Popen[bytes], url: str, patience_s: float = _START_S) -> None:
-    """Until its `/health` is good; `RuntimeError` if the process ends or takes too long."""
+def wait_ready(
+    process: subprocess.Popen[bytes],
+    url: str,
+    patience_s: float = _START_S,
+    *,
+    path: str = "/health",
+    log: Path | None = None,
+) -> None:
+    """Until its `path` is good; `RuntimeError`, with the end of its `log`, if the process ends or
+    takes too long."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            call("GET", url, "/health")
+            call("GET", url, path)
             return
         time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} did not start")
+    raise _not_started(process, log)
+
+
+def _not_started(process: subprocess.Popen[bytes], log: Path | None) -> RuntimeError:
+    said = f":\n{log.read_text(errors='replace')[-_SHOWN:]}" if log is not None else ""
+    return RuntimeError(f"{process.args!r} did not start{said}")
+
+
+@contextlib.contextmanager
+def mock_workers(flags: Sequence[str], count: int, log: Path) -> Iterator[tuple[int, list[str]]]:
+    """One process with so many mock workers on ports of their own: its id, and their URLs. `log`:
+    file of what it prints. `RuntimeError` with the end of that if it does not start in time."""
+    command = [sys.executable, "-m", "services.mock", "--count", str(count), "--port", "0", *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    with ending(process):
+        deadline = time.monotonic() + _START_S
+        while len(urls := _ready_urls(log)) < count:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise _not_started(process, log)
+            time.sleep(0.05)
+        yield process.pid, urls
+
+
+def _ready_urls(log: Path) -> list[str]:
+    whole = log.read_text(errors="replace").rpartition("\n")[0]  # not of half a line
+    return [line.split()[-1] for line in whole.splitlines() if " ready on " in line]
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def add_to_master(master: str, admin_key: str, workers: Mapping[str, Sequence[str]]) -> None:
@@ -119,10 +161,7 @@ def serving(
             start_new_session=True,
         )  # fmt: skip
     try:
-        try:
-            wait_ready(process, url, _LOAD_S)
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}:\n{log.read_text(errors='replace')[-2000:]}") from None
+        wait_ready(process, url, _LOAD_S, log=log)
         yield url
     finally:
         process.terminate()

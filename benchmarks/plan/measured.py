@@ -7,6 +7,7 @@ import statistics
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,42 +17,58 @@ from protocol.registry import WORKERS_PATH, Rates, Workers, WorkerView
 from services.mock.timing import Timing
 
 _PATIENCE_S = 10.0
+_MOST_BYTES = 64 << 20  # of the master's answer
 _MEASURES = ("encode", "prefill", "decode")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: the request that follows one would carry the fleet key to it."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
 
 
 def fleet_profile(url: str, key: FleetKey) -> Profile:
     """Workers as those that the master at `url` knows. `ValueError` says what is missing."""
     request = urllib.request.Request(url.rstrip("/") + WORKERS_PATH, headers=dict(key.headers))
+    opener = urllib.request.build_opener(_NoRedirect)
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-            found = msgspec.json.decode(answer.read(), type=Workers)
+        with opener.open(request, timeout=_PATIENCE_S) as answer:
+            data = answer.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"--model: {url} answers with more than {_MOST_BYTES} bytes")
+        found = msgspec.json.decode(data, type=Workers)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise ValueError(f"--model: the master at {url} cannot be asked: {error}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--model: {url} does not answer as a master does: {error}") from None
     return profile_of(found.workers, url)
 
 
 def profile_of(views: Sequence[WorkerView], name: str) -> Profile:
-    """The median worker of each role. `ValueError` if a stage that there are workers for has not
-    been measured: without any request no worker knows how fast it is."""
+    """The median worker of each role. `ValueError` if a stage that there are workers for, or the
+    transfers between stages, have not been measured: without any request no worker knows how fast
+    it is. Where each worker has all stages none is made: then `facts` says that none is reckoned.
+    """
     models = sorted({view.info.model for view in views})
     if len(models) != 1:
         raise ValueError(f"--model: {name}: a fleet of one model is needed, not {models}")
     base = Profile(name, Timing())
     prefills = [view for view in views if _does(view, "prefill")]
     decodes = [view for view in views if _does(view, "decode")]
-    kv_bytes = _median(view.info.kv_bytes_per_token for view in decodes)
+    said = _median(view.info.kv_bytes_per_token for view in decodes)
+    kv_bytes = int(said) or base.kv_bytes_per_token
     block_size = int(_median(view.info.block_size for view in decodes)) or base.block_size
     timing = _timing(views, name, block_size * kv_bytes, base.row_bytes)
+    free = "" if timing.kv_block_ms else ", which make no transfers: these take no time here"
     running = _median(view.info.max_running for view in decodes)
     return Profile(
         name, timing, block_size=block_size,
         prefill_blocks=_blocks(prefills) or base.prefill_blocks,
         decode_blocks=_blocks(decodes) or base.decode_blocks,
         max_running=int(running) or base.max_running,
-        kv_bytes_per_token=int(kv_bytes) or base.kv_bytes_per_token,
-        facts={"hardware": f"the workers of {name}"},
+        kv_bytes_per_token=kv_bytes,
+        facts={"hardware": f"the workers of {name}{free}"},
     )  # fmt: skip
 
 
@@ -75,6 +92,11 @@ def _timing(views: Sequence[WorkerView], name: str, block_bytes: float, row_byte
             )
     encode, prefill, decode = (rates[stage] for stage in _MEASURES)
     moved = _median(v.rates.transfer_bytes_per_ms for v in views if v.rates.transfer_bytes_per_ms)
+    if not moved and any(view.info.role in _MEASURES for view in views):
+        raise ValueError(
+            f"--model: {name} knows no worker that has measured its transfers: send the fleet some "
+            "requests first"
+        )
     return Timing(
         encode_base_ms=encode.encode_base_ms,
         encode_token_ms=encode.encode_ms_per_token,

@@ -49,16 +49,20 @@ class Trial:
 
 
 def within(shape: Shape, most: int) -> Shape:
-    """The shape, or one of `most` workers in about the same proportions, one at least of each role
-    that it has. `NoFleet` if these are more than `most`."""
+    """The shape, or one of exactly `most` workers in about the same proportions, one at least of
+    each role that it has. `NoFleet` if these are more than `most`."""
     counts = {role: getattr(shape, role) for role in ROLES}
     if sum(1 for count in counts.values() if count) > most:
         raise NoFleet(f"{shape} cannot be brought down to {most} workers (--max-workers)")
     scale = min(1.0, most / shape.total)
-    fewer = {role: max(1, int(count * scale)) if count else 0 for role, count in counts.items()}
+    shares = {role: count * scale for role, count in counts.items()}
+    fewer = {role: max(1, int(share)) if share else 0 for role, share in shares.items()}
     while sum(fewer.values()) > most:
         largest = max(fewer, key=lambda role: fewer[role])
         fewer[largest] -= 1
+    while sum(fewer.values()) < min(most, shape.total):  # rounding down has taken too many
+        shortest = max(fewer, key=lambda role: shares[role] - fewer[role])
+        fewer[shortest] += 1
     return replace(shape, **fewer)
 
 
@@ -81,6 +85,7 @@ class Planner:
         return float(sum(self.costs[role] * getattr(shape, role) for role in ROLES))
 
     def price(self, trial: Trial) -> float:
+        """Of the trial's fleet, in the unit of `costs`."""
         return self.costs["any"] * trial.shape.total if trial.elastic else self.cost(trial.shape)
 
     def trial(self, shape: Shape, rate: float | None = None, *, elastic: bool = False) -> Trial:
@@ -98,6 +103,7 @@ class Planner:
         return self._tried[key]
 
     def keeps(self, trial: Trial) -> bool:
+        """Whether enough requests were within both objectives."""
         return trial.attained >= self.good
 
     def cheapest(self) -> Trial:

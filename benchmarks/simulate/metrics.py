@@ -16,8 +16,9 @@ _BALANCE_S = 10  # windows of WINDOW_S over which balance is judged
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Over the measured requests. Times in ms; rates and shares from 0 to 1."""
+class Figures:
+    """Of requests that arrived within some seconds, simulated or real. Times in ms, inf of what did
+    not happen; shares from 0 to 1. Without any request all is 0."""
 
     offered: float  # requests that arrived, per second
     goodput: float  # those within both objectives, per second
@@ -27,20 +28,41 @@ class Outcome:
     ttft_p99: float  # the same, of the slowest in a hundred
     tpot_p50: float  # time per further token
     tpot_p99: float  # the same, of the slowest in a hundred
+    refused: float  # share of requests that were not served
+
+
+@dataclass(frozen=True)
+class Outcome(Figures):
+    """Of a simulated run, with what its workers know."""
+
     kv_hits: float  # share of the served prompts' tokens that were cached
     ec_hits: float  # share of pictures that no encoder had to encode
-    refused: float  # share of requests
     utilisation: dict[str, float]  # share of the time that workers computed, by role
     imbalance: float  # p99 over (prefill worker, 10 s) of queued and running time, over its mean
+
+
+def figures(counted: Sequence[Record], seconds: float, now: float) -> Figures:
+    """Of the requests that arrived within so many seconds. `now`: when the run ended, on the clock
+    of the records' times."""
+    ttft = np.array([r.ttft for r in counted])
+    tpot = np.array([r.tpot for r in counted])
+    good, count = sum(r.good for r in counted), max(1, len(counted))
+    lifetime = median_lifetime(counted, now)
+    return Figures(
+        offered=len(counted) / seconds,
+        goodput=good / seconds,
+        attained=good / count,
+        lifetimes=seconds / lifetime if lifetime else 0.0,
+        ttft_p50=_ms(ttft, 50), ttft_p99=_ms(ttft, 99),
+        tpot_p50=_ms(tpot, 50), tpot_p99=_ms(tpot, 99),
+        refused=sum(bool(r.refused) for r in counted) / count,
+    )  # fmt: skip
 
 
 def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
     """Of a run that has ended."""
     start, end = simulation.measured
-    seconds = max(1e-9, end - start)
-    ttft = np.array([r.ttft for r in counted])
-    tpot = np.array([r.tpot for r in counted])
-    good = sum(r.good for r in counted)
+    found = figures(counted, max(1e-9, end - start), simulation.clock.now)
     items = sum(len(r.request.items) for r in simulation.records)
     runs = sum(w.engine.counters()["mm_encoded"] for w in simulation.encoders.values())
     roles = {
@@ -53,21 +75,14 @@ def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
         if workers
     }
     held = _windows(list(simulation.prefills.values()), "held", start, end)
-    lifetime = median_lifetime(counted, simulation.clock.now)
-    count, served = max(1, len(counted)), [r for r in counted if not r.refused]
+    served = [r for r in counted if not r.refused]
     return Outcome(
-        offered=len(counted) / seconds,
-        goodput=good / seconds,
-        attained=good / count,
-        lifetimes=seconds / lifetime if lifetime else 0.0,
-        ttft_p50=_ms(ttft, 50), ttft_p99=_ms(ttft, 99),
-        tpot_p50=_ms(tpot, 50), tpot_p99=_ms(tpot, 99),
+        **vars(found),
         kv_hits=sum(r.cached for r in served) / max(1, sum(r.request.tokens for r in served)),
         ec_hits=1.0 - runs / items if items else 0.0,
-        refused=sum(bool(r.refused) for r in counted) / count,
-        utilisation={role: min(1.0, float(found.mean())) for role, found in worked.items()},
+        utilisation={role: min(1.0, float(share.mean())) for role, share in worked.items()},
         imbalance=_imbalance(held),
-    )  # fmt: skip
+    )
 
 
 def _ms(seconds: NDArray[np.float64], percentile: float) -> float:

@@ -45,8 +45,9 @@ def hearing(root: Path) -> Path:
 
 def _take_types(template: Path) -> None:
     """vLLM hands parts to a template by their type alone: `{"type": "audio"}`."""
-    wanted = "'audio' in part or part['type'] == 'audio'"
-    template.write_text(template.read_text().replace("'audio' in part", wanted))
+    asked, text = "'audio' in part", template.read_text()
+    assert asked in text, f"{template} does not ask whether a part has sound"
+    template.write_text(text.replace(asked, f"{asked} or part['type'] == 'audio'"))
 
 
 def _widen_window(model: Path) -> None:

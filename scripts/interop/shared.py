@@ -19,7 +19,7 @@ _DRAFTING = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorkerKind:
     """How a vLLM worker is started."""
 
     folder: str  # that holds its model
@@ -29,21 +29,21 @@ class Kind:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, WorkerKind] = MappingProxyType(
     {
-        "whole": Kind("seeing", kv=True),  # does it all, and prefills where asked to
-        "encode": Kind("seeing", "ec_producer"),
-        "prefill": Kind("blind", "ec_consumer", kv=True),
-        "decode": Kind("blind", "ec_consumer", kv=True),
-        "rest": Kind("seeing", "ec_consumer"),  # encodes by itself what comes as bytes
-        "hearing-encode": Kind("hearing", "ec_producer"),
-        "hearing": Kind("hearing", "ec_consumer"),
-        "two-ranks": Kind("seeing", "ec_consumer", flags=("--tensor-parallel-size", "2")),
-        "two-engines": Kind(
+        "whole": WorkerKind("seeing", kv=True),  # does it all, and prefills where asked to
+        "encode": WorkerKind("seeing", "ec_producer"),
+        "prefill": WorkerKind("blind", "ec_consumer", kv=True),
+        "decode": WorkerKind("blind", "ec_consumer", kv=True),
+        "rest": WorkerKind("seeing", "ec_consumer"),  # encodes by itself what comes as bytes
+        "hearing-encode": WorkerKind("hearing", "ec_producer"),
+        "hearing": WorkerKind("hearing", "ec_consumer"),
+        "two-ranks": WorkerKind("seeing", "ec_consumer", flags=("--tensor-parallel-size", "2")),
+        "two-engines": WorkerKind(
             "seeing", flags=("--data-parallel-size", "2", "--api-server-count", "1")
         ),
-        "drafting": Kind("seeing", flags=("--speculative-config", json.dumps(_DRAFTING))),
-        "adapted": Kind(
+        "drafting": WorkerKind("seeing", flags=("--speculative-config", json.dumps(_DRAFTING))),
+        "adapted": WorkerKind(
             "seeing",
             flags=(
                 "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8",
@@ -51,7 +51,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             ),
             env=MappingProxyType({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}),
         ),
-        "int8": Kind("int8"),
+        "int8": WorkerKind("int8"),
     }
 )  # fmt: skip
 

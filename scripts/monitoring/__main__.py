@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 from benchmarks.common.processes import call
 from benchmarks.common.rows import hardware
 from scripts.monitoring.alerts import Journal, shortened_config, shortened_rules
-from scripts.monitoring.panels import Judged, queries_of, series_with_figures, table
+from scripts.monitoring.panels import QueryResult, queries_of, series_with_figures, table
 from scripts.monitoring.processes import Ports, Prometheus, kill_worker, load, prometheus, stack
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -39,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--prometheus", required=True, help="path of Prometheus' program")
     parser.add_argument(
-        "--divide", type=float, default=6.0,
+        "--divide", type=_divisor, default=6.0,
         help="how many times shorter than deploy/prometheus has them the waits of alerts (`for`)"
         " and the evaluation interval are; 1: the files as they are",
     )  # fmt: skip
@@ -56,8 +57,15 @@ def main() -> int:
             return Proof(url, api, ports, folder, args.divide).run()
 
 
+def _divisor(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+
+
 def _leave(number: int, frame: object) -> NoReturn:
-    """Told to stop: what was started is stopped on the way out."""
+    """When told to stop, the command ends what it has started."""
     sys.exit(128 + number)
 
 
@@ -93,7 +101,7 @@ class Proof:
         self._misuse()
         journal = self._kill()
         judged = [
-            Judged(query, series_with_figures(self.api.series(query.expr, began, time.time())))
+            QueryResult(query, series_with_figures(self.api.series(query.expr, began, time.time())))
             for query in queries_of(DEPLOY / "grafana" / "dashboards")
         ]
         print("\n".join(["", *table(judged), "", *journal.table()]), flush=True)

@@ -14,7 +14,8 @@ _DURATION = re.compile(r"(\d+)([smh])")
 
 
 def seconds_of(duration: str) -> float:
-    """Of Prometheus' notation, such as 30s or 2m. `ValueError`."""
+    """Seconds in a duration of Prometheus' notation with one unit, such as 30s or 2m. `ValueError`
+    for any other."""
     found = _DURATION.fullmatch(duration)
     if found is None:
         raise ValueError(f"not a duration of one unit: {duration}")
@@ -45,7 +46,7 @@ def shortened_config(config: str, divisor: float) -> str:
 
 
 @dataclass
-class Seen:
+class AlertTimes:
     """One alert, in seconds after the worker was killed; None: not seen in that state."""
 
     name: str
@@ -58,14 +59,14 @@ class Seen:
 class Journal:
     """What was seen of the alerts, in the order in which they appeared."""
 
-    seen: dict[tuple[tuple[str, str], ...], Seen] = field(default_factory=dict)
+    seen: dict[tuple[tuple[str, str], ...], AlertTimes] = field(default_factory=dict)
 
     def note(self, after_s: float, alerts: Iterable[Mapping[str, Any]]) -> None:
         """`alerts`: those of Prometheus' /api/v1/alerts."""
         for alert in alerts:
             labels = dict(alert["labels"])
             name, key = labels.pop("alertname"), tuple(sorted(alert["labels"].items()))
-            entry = self.seen.setdefault(key, Seen(name, labels))
+            entry = self.seen.setdefault(key, AlertTimes(name, labels))
             if alert["state"] == "pending" and entry.pending_s is None:
                 entry.pending_s = after_s
             if alert["state"] == "firing" and entry.firing_s is None:
@@ -74,7 +75,9 @@ class Journal:
     def has_fired(self, name: str, label: str, value: str) -> bool:
         """Whether it was seen pending and then firing."""
         return any(
-            each.pending_s is not None and each.firing_s is not None
+            each.pending_s is not None
+            and each.firing_s is not None
+            and each.pending_s < each.firing_s
             for each in self.seen.values()
             if each.name == name and each.labels.get(label) == value
         )

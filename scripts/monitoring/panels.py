@@ -31,7 +31,7 @@ class PanelQuery(NamedTuple):
         return self.panel.partition(":")[0]
 
 
-class Judged(NamedTuple):
+class QueryResult(NamedTuple):
     """A query and the number of its series that had a figure."""
 
     query: PanelQuery
@@ -58,7 +58,7 @@ def series_with_figures(result: Sequence[Mapping[str, Any]]) -> int:
     return sum(any(math.isfinite(float(value)) for _, value in one["values"]) for one in result)
 
 
-def table(judged: Sequence[Judged]) -> list[str]:
+def table(judged: Sequence[QueryResult]) -> list[str]:
     """Lines of Markdown: dashboards with counts, then each query that has no figure."""
     lines = ["| dashboard | queries | with figures | series |", "|---|---:|---:|---:|"]
     for name in dict.fromkeys(each.query.dashboard for each in judged):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from benchmarks.common.processes import call, ending, free_port, serving
+from benchmarks.common.processes import call, ending, free_port, serving, wait_ready
 from triptych.launch.plan import python
 
 _READY_S = 20.0
-_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -75,32 +72,28 @@ def load(url: str, prompts: int, rate: float, log: Path) -> Iterator[subprocess.
 def kill_worker(module: str, port: int) -> None:
     """The worker that was started as `module` with `--port`, and its engine, by SIGKILL: each
     worker of `triptych serve` leads a group. `RuntimeError` if there is none."""
-    leaders = [pid for pid in _started_as(module, port) if os.getpgid(pid) == pid]
+    leaders = list(_leaders_started_as(module, port))
     if len(leaders) != 1:
         raise RuntimeError(f"not one worker {module} --port {port}: {leaders}")
     os.killpg(leaders[0], signal.SIGKILL)
 
 
-def _started_as(module: str, port: int) -> Iterator[int]:
+def _leaders_started_as(module: str, port: int) -> Iterator[int]:
     wanted = {(b"-m", module.encode()), (b"--port", str(port).encode())}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if wanted <= set(pairwise(words)):
-                yield int(folder.name)
+            pid = int(folder.name)
+            if wanted <= set(pairwise(words)) and os.getpgid(pid) == pid:
+                yield pid
 
 
 class Prometheus:
-    """Its HTTP API."""
+    """Its HTTP API. Each call raises `OSError` or `http.client.HTTPException` if it is not answered
+    with a 200, `ValueError` or `KeyError` if the answer is not Prometheus'."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-
-    def is_ready(self) -> bool:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            call("GET", self._url, "/-/ready")
-            return True
-        return False
 
     def version(self) -> str:
         return str(self._data("status/buildinfo")["version"])
@@ -136,11 +129,7 @@ def prometheus(program: str, folder: Path, port: int) -> Iterator[Prometheus]:
     log = folder / "prometheus.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
-    api = Prometheus(f"http://127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
     with ending(process):
-        deadline = time.monotonic() + _READY_S
-        while not api.is_ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{program} did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(_POLL_S)
-        yield api
+        wait_ready(process, url, _READY_S, path="/-/ready", log=log)
+        yield Prometheus(url)

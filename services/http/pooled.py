@@ -23,6 +23,7 @@ from protocol.pooling_requests import (
     inputs_of,
     numbered,
 )
+from protocol.token_pooling import SparseRequest, decode_sparse
 from protocol.types import GenerateRequest
 from services.frontend.pooling.inputs import PoolingInputs
 from services.frontend.pooling.token_weights import TokenWeights
@@ -54,6 +55,18 @@ class Pooling:
         decode: Callable[[bytes], tuple[_F, ChatCompletionRequest | None]],
     ) -> tuple[_F, Answered]:
         """An answer for each input."""
+        wanted, found, _ = await self._vectors(request, decode)
+        return wanted, found
+
+    async def token_weights(self, request: Request) -> tuple[SparseRequest, Answered, TokenWeights]:
+        """As `vectors`, with how the model's tokens are called."""
+        return await self._vectors(request, decode_sparse)
+
+    async def _vectors(
+        self,
+        request: Request,
+        decode: Callable[[bytes], tuple[_F, ChatCompletionRequest | None]],
+    ) -> tuple[_F, Answered, TokenWeights]:
         deadline = deadline_of(request.headers, self._service.timeout_s)
         async with self._service.body(request, deadline) as body:
             wanted, chat = decode(body)
@@ -69,11 +82,8 @@ class Pooling:
             else:
                 render = frontend.render_chat(chat, request_id=name, caller=caller_of(request))
                 prompts = [await self._rendered_chat(request, deadline, render, params)]
-        return wanted, await self._pooled(request, name, prompts, deadline)
-
-    def weights_of(self, model: str | None) -> TokenWeights:
-        """Of the model of this name, how its tokens are called."""
-        return self._models.of(model).pooling.weights
+        # The name may be gone once the answers are there.
+        return wanted, await self._pooled(request, name, prompts, deadline), pooling.weights
 
     async def scores(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from protocol.pooling import (
@@ -26,7 +28,7 @@ from protocol.pooling_requests import (
     decode_rerank,
     decode_score,
 )
-from protocol.token_pooling import decode_colbert, decode_sparse
+from protocol.token_pooling import decode_colbert
 from services.http.bodies import counted
 from services.http.openai import Service
 from services.http.pooled import Pooling
@@ -41,6 +43,8 @@ from services.http.pooling_forms import (
     score_list,
     sparse_list,
 )
+
+_INLINE_WEIGHTS = 1 << 12  # bytes: texts of a thousand tokens take a few milliseconds to decode
 
 
 def pooling(service: Service) -> APIRouter:
@@ -112,9 +116,10 @@ def _as_rtp(service: Service, work: Pooling) -> APIRouter:
     @counted(service.admitted)
     async def sparse(request: Request) -> Response:
         """A weight for each token of a text, in RTP-LLM's form."""
-        wanted, found = await work.vectors(request, decode_sparse)
-        weights, decoded = work.weights_of(wanted.model), wanted.return_decoded
-        return await answer(found, lambda: sparse_list(found, weights, decoded=decoded))
+        wanted, found, weights = await work.token_weights(request)
+        decoded = wanted.return_decoded
+        form = partial(sparse_list, found, weights, decoded=decoded)
+        return await answer(found, form, _INLINE_WEIGHTS)
 
     @routes.post(COLBERT_PATH)
     @counted(service.admitted)

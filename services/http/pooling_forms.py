@@ -39,9 +39,11 @@ from services.http.openai import JSON
 _INLINE_BYTES = 1 << 16  # of vectors, whose JSON takes a few milliseconds
 
 
-async def answer(found: Answered, form: Callable[[], msgspec.Struct]) -> Response:
-    """`form()` as JSON; large ones are made beside the event loop."""
-    if found.size <= _INLINE_BYTES:
+async def answer(
+    found: Answered, form: Callable[[], msgspec.Struct], inline: int = _INLINE_BYTES
+) -> Response:
+    """`form()` as JSON; beside the event loop if the vectors have more than `inline` bytes."""
+    if found.size <= inline:
         return Response(_encoded(form()), media_type=JSON)
     return Response(await asyncio.to_thread(lambda: _encoded(form())), media_type=JSON)
 
@@ -50,10 +52,17 @@ def _encoded(form: msgspec.Struct) -> bytes:
     """Element by element where there are `data`: other threads have their turn between two."""
     # One call for thousands of vectors would hold the interpreter's lock for all of them.
     fields = msgspec.structs.asdict(form)
-    if isinstance(fields.get("data"), list):
-        pieces = [msgspec.json.encode(one) for one in fields["data"]]
-        fields["data"] = msgspec.Raw(b"[" + b",".join(pieces) + b"]")
-    return msgspec.json.encode(fields)
+    data = fields.get("data")
+    if not isinstance(data, list):
+        return msgspec.json.encode(fields)
+    # In JSON's texts quotes are escaped, so that this is the field.
+    head, field, tail = msgspec.json.encode({**fields, "data": []}).partition(b'"data":[]')
+    made, encoder = bytearray(head + field[:-1]), msgspec.json.Encoder()
+    for index, one in enumerate(data):
+        made += b"," if index else b""
+        encoder.encode_into(one, made, -1)
+    made += field[-1:] + tail
+    return bytes(made)
 
 
 def embedding_list(found: Answered, encoding_format: str) -> EmbeddingList:
@@ -79,6 +88,7 @@ def pooled_list(found: Answered, encoding_format: str) -> PooledList:
 
 
 def sparse_list(found: Answered, weights: TokenWeights, *, decoded: bool) -> SparseList:
+    """The weights that each input's tokens have above 0, by their texts if `decoded`, else ids."""
     tokens = zip(found.inputs, found.numbers(), strict=True)
     named = [weights.by_token(ids, numbers, decoded=decoded) for ids, numbers in tokens]
     data = [SparseEmbedding(embedding=one, index=index) for index, one in enumerate(named)]
@@ -86,8 +96,11 @@ def sparse_list(found: Answered, weights: TokenWeights, *, decoded: bool) -> Spa
 
 
 def colbert_list(found: Answered) -> ColbertList:
+    """Vectors [tokens - 1, width] of each input, as JSON that is made token by token: other threads
+    have their turn between two."""
+    encode = msgspec.json.Encoder().encode
     rows = [
-        array.reshape(len(ids) - 1, -1).tolist()
+        [msgspec.Raw(encode(row.tolist())) for row in array.reshape(len(ids) - 1, -1)]
         for ids, array in zip(found.inputs, found.arrays(), strict=True)
     ]
     data = [ColbertEmbedding(embedding=one, index=index) for index, one in enumerate(rows)]
@@ -169,6 +182,7 @@ class Answered:
         self._prompt = self._cached = 0
 
     def add(self, vector: bytes, token_ids: list[int], cached_tokens: int) -> None:
+        """The answer to the next input: float32 numbers, little-endian."""
         self.vectors.append(vector)
         self.inputs.append(token_ids)
         self._prompt += len(token_ids)
@@ -185,13 +199,15 @@ class Answered:
         return PoolingUsage(self._prompt, self._prompt, details)
 
     def numbers(self) -> list[list[float]]:
+        """As `arrays`, in Python's numbers."""
         return [unpacked(vector) for vector in self.vectors]
 
     def arrays(self) -> list[Array]:
-        """float64[width] each."""
+        """float64 of each input: [width], or for each token a weight or a vector, flat."""
         return [np.frombuffer(vector, "<f4").astype(np.float64) for vector in self.vectors]
 
     def encoded(self, encoding_format: str) -> list[Vector]:
+        """Of each input its numbers, or if `base64` is asked for their float32 bytes in that."""
         if encoding_format == "base64":
             return [base64.b64encode(vector).decode() for vector in self.vectors]
         return [*self.numbers()]

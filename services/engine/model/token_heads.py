@@ -7,12 +7,15 @@ they are read as tensors alone, so that no file can run code.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import linear, normalize
 
 from protocol.errors import ConfigError
 from protocol.pooling import Form, Pooler
+
+_MOST_BYTES_EACH, _MOST_OTHER_BYTES = 8, 1 << 16  # float64 numbers, and what is around them
 
 
 class TokenHeads:
@@ -37,20 +40,28 @@ class TokenHeads:
 
 def _layer(file: Path, rows: int, columns: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(weight [rows, columns], bias [rows])."""
+    most = _MOST_BYTES_EACH * rows * columns + _MOST_OTHER_BYTES
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        size = file.stat().st_size
+        state: Any = (
+            torch.load(file, map_location="cpu", weights_only=True) if size <= most else None
+        )
     except OSError as error:
-        raise ConfigError(f"--model: cannot read {file}: {error.strerror}") from error
+        raise ConfigError(f"--model: cannot read {file}: {error.strerror or error}") from error
     except Exception as error:  # whatever a bad byte leads the unpickler to
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"--model: cannot read {file}: {reason}") from error
+    if size > most:
+        raise ConfigError(f"--model: {file} has {size} bytes, at most {most} are read")
     try:
         weight, bias = state["weight"], state["bias"]
         shapes = [*weight.shape], [*bias.shape]
+        floats = weight.is_floating_point() and bias.is_floating_point()
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--model: {file} holds no weight and bias") from error
-    if shapes != ([rows, columns], [rows]):
+    if shapes != ([rows, columns], [rows]) or not floats:
         raise ConfigError(
-            f"--model: {file} has a weight of {shapes[0]}, only [{rows}, {columns}] is served"
+            f"--model: {file} has a weight {shapes[0]} of {weight.dtype} and a bias {shapes[1]} of"
+            f" {bias.dtype}: only [{rows}, {columns}] and [{rows}] of floats are served"
         )
     return weight.to(device, torch.float32), bias.to(device, torch.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from protocol.errors import InternalError
-from protocol.pooling import Pooler, PoolingParams, packed
+from protocol.pooling import Pooler, PoolingParams
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Sampled
 
@@ -76,4 +76,4 @@ def _finite(request: Request, vector: torch.Tensor) -> Sampled:
     if not bool(torch.isfinite(vector).all()):
         error = InternalError("the model's answer to this input is not a finite number")
         return Sampled(request, [], failure=error)
-    return Sampled(request, [], pooled=packed(vector.tolist()))
+    return Sampled(request, [], pooled=vector.to(torch.float32).contiguous().numpy().tobytes())

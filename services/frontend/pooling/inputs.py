@@ -187,8 +187,8 @@ def _answer_added_up(total: int, wanted: PoolingParams, tokens: int, param: str)
         raise InvalidRequest(f"{param}: no token has a vector beside the first", param=param)
     if wanted.form != "vector" and total + added > _MOST_BYTES:
         raise InvalidRequest(
-            f"the answer has more than {_MOST_BYTES // 4} numbers: send the inputs in several"
-            " requests",
+            f"the answer has more than {_MOST_BYTES // 4} numbers: send a shorter text, or the"
+            " inputs in several requests",
             param=param,
         )
     return total + added

@@ -1,4 +1,4 @@
-"""Who has come, changed and left since when, for those who follow the registry or listen to it."""
+"""Which workers have come, changed and left since when, for proxies and listeners."""
 
 from __future__ import annotations
 

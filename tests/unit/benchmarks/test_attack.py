@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.attack import bombs
 from benchmarks.attack.processes import computing
-from benchmarks.soak.books import cpu_s
+from benchmarks.common.processes import processor_s
 from protocol.errors import InvalidRequest
 from services.frontend.audio.wav import read_wav_header
 from services.frontend.clips.limits import ClipLimits
@@ -18,8 +18,8 @@ from tests.support.waiting import until
 
 def test_a_process_computes_as_long_as_it_is_wanted() -> None:
     with computing(1.0) as pid:
-        before = cpu_s(pid)
-        until(lambda: cpu_s(pid) >= before + 0.1, "it computes", bound_s=60.0)
+        before = processor_s(pid)
+        until(lambda: processor_s(pid) >= before + 0.1, "it computes", bound_s=60.0)
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -1,5 +1,6 @@
 """What `check_plan` sends, reads and judges."""
 
+import asyncio
 import json
 import math
 from collections.abc import Sequence
@@ -7,12 +8,16 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from benchmarks.check_plan.asks import WORDS, ended_answer, picture_url, text_asks
-from benchmarks.check_plan.figures import Figures, Point, figures, row, table
-from benchmarks.check_plan.load import carries_text, ends_answer, stages_of
+from benchmarks.check_plan.__main__ import main
+from benchmarks.check_plan.asks import WORDS, RequestBody, ended_answer, picture_url, text_asks
+from benchmarks.check_plan.figures import Point, row, table
+from benchmarks.check_plan.load import LoadPlan, carries_text, ends_answer, run, stages_of
 from benchmarks.check_plan.processes import worker_flags
 from benchmarks.check_plan.workloads import CHECKED, forecast, in_time, slow
+from benchmarks.simulate.metrics import Figures, figures
 from benchmarks.simulate.prompts import Picture, Prompt, TraceRequest
 from benchmarks.simulate.records import Record, Span
 from benchmarks.simulate.traces import TRACES, multi_turn
@@ -21,7 +26,7 @@ from services.mock.config import MockConfig
 from services.mock.tokens import prompt_digest
 
 BLOCK = 16
-GOOD = Figures(2.0, 2.0, 1.0, 100.0, 200.0, 10.0, 20.0, 0.0, 12.0)
+GOOD = Figures(2.0, 2.0, 1.0, 12.0, 100.0, 200.0, 10.0, 20.0, 0.0)
 
 
 def test_prompts_are_as_long_as_the_trace_says_and_begin_alike_where_it_does() -> None:
@@ -114,10 +119,17 @@ def test_figures_count_what_was_good() -> None:
         answered(1.5, 3.0),  # slow
         answered(math.inf, math.inf, "503"),
     ]
-    found = figures(records, 2.0)
+    found = figures(records, 2.0, 4.0)
     assert (found.offered, found.goodput, found.attained, found.refused) == (2.0, 0.5, 0.25, 0.25)
     assert found.ttft_p50 == pytest.approx(500.0) and found.ttft_p99 == pytest.approx(1500.0)
     assert found.lifetimes == pytest.approx(1.0)
+
+
+def test_lifetimes_count_those_that_have_not_ended() -> None:
+    """Two have lived 3 s and 0.5 s; what was refused has not lived."""
+    records = [answered(2.0, math.inf), answered(1.2, 1.5), answered(math.inf, math.inf, "503")]
+    assert figures(records, 7.0, 4.0).lifetimes == pytest.approx(7.0 / 1.75)
+    assert figures([], 2.0, 4.0) == Figures(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def point(goodput: float, predicted: Sequence[float]) -> Point:
@@ -140,3 +152,51 @@ def test_a_forecast_is_of_the_same_requests_for_every_seed() -> None:
     assert found.end_s == pytest.approx(10.0)
     one, two = found.found
     assert one.offered == two.offered > 1.0 and one.ttft_p50 != two.ttft_p50
+
+
+WORD = b'data: {"choices":[{"text":" is","finish_reason":null}]}\n\n'
+ENDED = b'data: {"choices":[{"text":" so","finish_reason":"stop"}]}\n\n'
+
+
+def sent(answer: bytes) -> list[Record]:
+    """What becomes of a session of two turns whose requests are all answered so."""
+    session = next(one for one in multi_turn(BLOCK, 1) if len(one.turns) > 1)
+    turns = tuple(replace(turn, think_s=0.0) for turn in session.turns[:2])
+    session = replace(session, start=0.0, turns=turns)
+    bodies = {turn.name: RequestBody("/", b"{}") for turn in turns}
+    plan = LoadPlan([session], bodies, CHECKED[0].aims(slow()), 1.0, 0.0, 1.0)
+
+    async def answered(request: web.Request) -> web.Response:
+        return web.Response(body=answer)
+
+    async def run_beside_server() -> list[Record]:
+        app = web.Application()
+        app.router.add_post("/", answered)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            return (await run(url, plan, dict)).records
+
+    return asyncio.run(run_beside_server())
+
+
+def test_a_session_goes_on_whatever_its_answers_are() -> None:
+    assert [record.refused for record in sent(WORD + ENDED)] == ["", ""]
+    assert [record.refused for record in sent(WORD)] == ["broken", "broken"]
+    long = b"data: " + b"x" * (1 << 20)
+    assert [record.refused for record in sent(long)] == ["LineTooLong", "LineTooLong"]
+
+
+def test_an_error_of_the_client_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(line: bytes) -> bool:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr("benchmarks.check_plan.load.carries_text", broken)
+    with pytest.raises(KeyError, match="a mistake"):
+        sent(WORD + ENDED)
+
+
+def test_a_load_that_is_no_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for loads in ("x", "1,", "0", "nan"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["--loads", loads])
+        assert f"--loads: '{loads}' is not positive numbers" in capsys.readouterr().err

@@ -2,15 +2,18 @@
 
 import json
 import math
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from benchmarks.plan.__main__ import choose, main
-from benchmarks.plan.measured import profile_of
+from benchmarks.plan.measured import fleet_profile, profile_of
 from benchmarks.plan.options import named, parse
 from benchmarks.plan.report import deployment
 from benchmarks.plan.search import NoFleet, Planner, Trial, within
@@ -20,10 +23,11 @@ from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Shape
 from benchmarks.simulate.study import Bench
-from protocol.registry import InstanceInfo, InstanceRole, Rates, WorkerView
+from protocol.fleet_key import HEADER, FleetKey
+from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Rates, WorkerView
 
 GIVEN = ["--trace", "chat", "--rate", "5", "--slo", "ttft=1,tpot=0.05", "--model", "calibrated"]
-OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.5, 0.0, 0.0, {"prefill": 0.8}, 1.5)
+OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.0, 0.5, 0.0, {"prefill": 0.8}, 1.5)
 
 
 class Known(Bench):
@@ -37,6 +41,18 @@ class Known(Bench):
         counts = (shape.encode, shape.prefill, shape.decode)
         most = min(c * e for c, e in zip(counts, self.each, strict=True) if c)
         return replace(OUTCOME, attained=min(1.0, 0.95 * most / pace), offered=pace)
+
+
+@dataclass
+class KnownTotals(Known):
+    """Workers of the role any suffice if there are `needed` of them."""
+
+    needed: int = 0
+
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
+        if not contender.elastic:
+            return super().run(contender, seed, pace, whole=whole)
+        return replace(OUTCOME, attained=float(contender.shape.total >= self.needed))
 
 
 def planner(rate: float = 20.0, most: int = 64, **costs: float) -> Planner:
@@ -86,14 +102,27 @@ def test_workers_of_the_role_any_are_taken_where_they_are_cheaper(
     assert ("--num-any" in "".join(deployment(plan.best))) == elastic
 
 
-def rates(encode: float = 0.0, prefill: float = 0.0, decode: float = 0.0) -> Rates:
+def test_no_number_of_workers_of_the_role_any_is_passed_over() -> None:
+    split = planner().cheapest()
+    for needed in range(3, split.shape.total + 1):
+        made = planner()
+        made.bench = KnownTotals(made.bench.case, made.bench.profile, needed=needed)
+        moving = made.of_any_role(split)
+        assert moving is not None and moving.shape.total == needed
+
+
+def rates(
+    encode: float = 0.0, prefill: float = 0.0, decode: float = 0.0, moved: float = 2e6
+) -> Rates:
     return Rates(encode_ms_per_token=encode, prefill_ms_per_token=prefill, decode_base_ms=decode,
-                 transfer_bytes_per_ms=2e6)  # fmt: skip
+                 transfer_bytes_per_ms=moved)  # fmt: skip
 
 
-def seen(name: str, role: InstanceRole, known: Rates, model: str = "m") -> WorkerView:
+def seen(
+    name: str, role: InstanceRole, known: Rates, model: str = "m", kv_bytes: int = 1000
+) -> WorkerView:
     info = InstanceInfo(
-        name, role, "http://w:1", model, block_size=64, max_running=32, kv_bytes_per_token=1000
+        name, role, "http://w:1", model, block_size=64, max_running=32, kv_bytes_per_token=kv_bytes
     )
     return WorkerView(info, rates=known, total_blocks=500)
 
@@ -117,6 +146,8 @@ def test_speeds_are_those_of_the_median_worker_that_has_measured() -> None:
         ([], "a fleet of one model"),
         ([seen("d", "decode", rates(decode=1.0))], "no prefill worker that has measured"),
         ([seen("d", "decode", Rates()), seen("p", "prefill", rates(prefill=1.0))], "no decode"),
+        ([seen("d", "decode", rates(decode=1.0, moved=0.0)),
+          seen("p", "prefill", rates(prefill=1.0, moved=0.0))], "has measured its transfers"),
         ([seen("d", "decode", rates(decode=1.0)), seen("x", "decode", rates(), "n")],
          r"not \['m', 'n'\]"),
     ],
@@ -126,6 +157,46 @@ def test_what_is_not_measured_is_said(views: list[WorkerView], said: str) -> Non
         profile_of(views, "http://m:1")
 
 
+def test_a_fleet_whose_workers_do_it_all_makes_no_transfers() -> None:
+    alone = rates(prefill=1.0, decode=1.0, moved=0.0)
+    found = profile_of([seen("w", "prefill_decode", alone)], "http://m:1")
+    assert found.timing.kv_block_ms == 0.0 and "make no transfers" in found.facts["hardware"]
+
+
+def test_where_no_worker_tells_the_size_of_kv_its_transfers_take_time_all_the_same() -> None:
+    both = rates(prefill=1.0, decode=1.0)
+    views = [seen("p", "prefill", both, kv_bytes=0), seen("d", "decode", both, kv_bytes=0)]
+    found = profile_of(views, "http://m:1")
+    assert found.timing.kv_block_ms == pytest.approx(64 * found.kv_bytes_per_token / 2e6)
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Sends callers on to /elsewhere; `server.calls` has (path, fleet key) of each."""
+
+    def do_GET(self) -> None:
+        cast(Any, self.server).calls.append((self.path, self.headers[HEADER]))
+        self.send_response(302)
+        self.send_header("location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+
+def test_the_fleet_key_follows_no_redirect() -> None:
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        calls = cast(Any, server).calls = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ValueError, match="cannot be asked: HTTP Error 302"):
+                fleet_profile(f"http://127.0.0.1:{server.server_port}", FleetKey("k" * 16))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert calls == [(WORKERS_PATH, "k" * 16)]
+
+
 def test_too_few_workers_are_said_to_be_too_few() -> None:
     with pytest.raises(NoFleet, match=r"10 workers, keeps the objectives of \d+% of requests"):
         planner(most=10).cheapest()
@@ -133,7 +204,9 @@ def test_too_few_workers_are_said_to_be_too_few() -> None:
 
 def test_a_first_guess_stays_within_the_bound() -> None:
     assert within(Shape(3, 1, 3), 10) == Shape(3, 1, 3)
-    assert within(Shape(600, 200, 1200), 10).total <= 10
+    assert within(Shape(600, 200, 1200), 10).total == 10
+    assert within(Shape(0, 2, 3), 4).total == 4
+    assert within(Shape(2, 2, 2), 5).total == 5 and within(Shape(1, 1, 60), 7) == Shape(1, 1, 5)
     assert within(Shape(0, 5, 500), 3) == Shape(0, 1, 2)
     with pytest.raises(NoFleet, match="2 workers"):
         within(Shape(5, 5, 5), 2)

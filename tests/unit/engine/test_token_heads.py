@@ -13,6 +13,8 @@ from services.engine.model.token_heads import TokenHeads
 
 POOLER = Pooler("embed", 8, forms=("token_weights", "token_vectors"), encoder=True)
 
+SPARSE = torch.nn.Linear(8, 1).state_dict()
+
 
 def write(folder: Path, sparse: Any = None, colbert: Any = None) -> Path:
     torch.manual_seed(3)
@@ -44,6 +46,16 @@ def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:
     [
         ({"sparse": {"weight": torch.zeros(1, 9), "bias": torch.zeros(1)}}, r"\[1, 9\]"),
         ({"colbert": {"weight": torch.zeros(4, 8), "bias": torch.zeros(4)}}, r"only \[8, 8\]"),
+        (
+            {"colbert": {"weight": torch.zeros(8, 8), "bias": torch.zeros(4)}},
+            r"a weight \[8, 8\] of torch.float32 and a bias \[4\] of torch.float32",
+        ),
+        ({"sparse": {**SPARSE, "weight": torch.zeros(1, 8).int()}}, "of torch.int32 and a bias"),
+        (
+            {"sparse": {**SPARSE, "bias": torch.zeros(1, dtype=torch.complex64)}},
+            "of torch.complex64: only",
+        ),
+        ({"sparse": {**SPARSE, "more": torch.zeros(1 << 15)}}, "bytes, at most 65600 are read"),
         ({"sparse": {"weight": torch.zeros(1, 8)}}, "no weight and bias"),
         ({"colbert": [1, 2]}, "no weight and bias"),
     ],
@@ -76,4 +88,10 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_rubbish_is_refused(tmp_path: Path) -> None:
     (write(tmp_path) / "colbert_linear.pt").write_bytes(b"rubbish")
     with pytest.raises(ConfigError, match=r"cannot read .*colbert_linear\.pt"):
+        TokenHeads(tmp_path, POOLER, "cpu")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (write(tmp_path) / "sparse_linear.pt").unlink()
+    with pytest.raises(ConfigError, match=r"sparse_linear\.pt: No such file or directory"):
         TokenHeads(tmp_path, POOLER, "cpu")

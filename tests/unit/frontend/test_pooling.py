@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.pooling import Pooler, PoolingParams
+from protocol.pooling import Form, Pooler, PoolingParams
 from protocol.pooling_requests import Pair, RerankRequest, decode_embedding, inputs_of
 from protocol.types import GenerateRequest
 from services.frontend.pooling import inputs as pooling
@@ -243,6 +243,22 @@ def test_inputs_of_a_request_are_bounded_together(
     monkeypatch.setattr(pooling, "_MOST_TOKENS", 20)
     assert len(texts(front, input=["a b"] * 3)) == 3
     assert "more than 20 tokens together" in refusal(front, input=["a b"] * 21).message
+
+
+@pytest.mark.parametrize("form", ["token_weights", "token_vectors"])
+def test_answers_for_each_token_are_bounded_together(
+    form: Form, front: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = ["a b"] * 2
+    tokens = len(texts(front, input="a b")[0].token_ids)
+    wanted = PoolingParams("embed", 8, form=form)
+    monkeypatch.setattr(pooling, "_MOST_BYTES", 2 * wanted.answer_bytes(tokens) - 4)
+    request, _ = decode_embedding(b'{"model": "tiny", "input": "a b"}')
+    with pytest.raises(InvalidRequest, match="send a shorter text, or the inputs in") as caught:
+        asyncio.run(front.pooling.texts(request, wanted, inputs, "r"))
+    assert (caught.value.status, caught.value.param) == (400, "input[1]")
+    whole = PoolingParams("embed", 1024)
+    assert len(asyncio.run(front.pooling.texts(request, whole, inputs, "r"))) == 2
 
 
 def test_each_model_is_asked_for_what_it_has(front: Frontend, tmp_path: Path) -> None:

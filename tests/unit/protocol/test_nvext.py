@@ -64,6 +64,10 @@ def test_what_says_nothing_of_the_answer_is_taken() -> None:
         ({"use_raw_prompt": True}, "nvext.use_raw_prompt", "unsupported_parameter"),
         ({"max_thinking_tokens": 5}, "nvext.max_thinking_tokens", "unsupported_parameter"),
         ({"top_q": 5}, "nvext.top_q", "unknown_parameter"),
+        ({"top_q": 5, "token_data": [1], "top_r": 5}, "nvext.top_q", "unknown_parameter"),
+        ({"x" * 5000: 5}, "nvext." + "x" * 58, "unknown_parameter"),
+        ({"greed_sampling": "false"}, "nvext.greed_sampling", "invalid_type"),
+        ({"greed_sampling": 0}, "nvext.greed_sampling", "invalid_type"),
         ({"top_k": "many"}, "nvext.top_k", None),
         ({"session_control": {"session_id": 5}}, "nvext.session_control.session_id", None),
         ({"session_control": 5}, "nvext.session_control.session_id", None),
@@ -73,5 +77,5 @@ def test_what_says_nothing_of_the_answer_is_taken() -> None:
 def test_what_is_not_honoured_is_named(nvext: Any, param: str, code: str | None) -> None:
     with pytest.raises(InvalidRequest) as refused:
         completion(nvext)
-    assert refused.value.param == param
+    assert refused.value.param == param and len(refused.value.message) < 200
     assert code is None or refused.value.code == code

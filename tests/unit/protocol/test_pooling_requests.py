@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.generate import decode_generate, encode_generate
-from protocol.pooling import PoolingParams, packed, unpacked
+from protocol.pooling import PoolingParams, unpacked
 from protocol.pooling_requests import (
     Pair,
     decode_embedding,
@@ -17,6 +17,7 @@ from protocol.pooling_requests import (
     inputs_of,
 )
 from protocol.types import GenerateRequest, SamplingParams
+from tests.support.vectors import packed
 
 
 def body(**fields: Any) -> bytes:

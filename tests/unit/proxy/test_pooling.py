@@ -9,7 +9,7 @@ from aiohttp import web
 
 from protocol.errors import ConfigError, TriptychError, UpstreamError
 from protocol.generate_answers import ChoiceBody, GenerateAnswer, UsageBody
-from protocol.pooling import PoolingParams, packed, unpacked
+from protocol.pooling import PoolingParams, unpacked
 from protocol.types import GenerateRequest, SamplingParams
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
@@ -18,6 +18,7 @@ from proxy.placement.own_view import by_load
 from proxy.placement.planner import ModelNames, need_of
 from tests.support.listening import run
 from tests.support.scripted_workers import Stack, Worker, before
+from tests.support.vectors import packed
 from tests.support.waiting import eventually
 
 VECTOR = [0.5, -0.25]

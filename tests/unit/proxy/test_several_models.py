@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from protocol.generate_answers import ChoiceBody, GenerateAnswer
-from protocol.pooling import packed
 from protocol.types import GenerateRequest
 from proxy.fleet.own_model import OwnModel, OwnModels
 from services.frontend.config import FrontendConfig
@@ -20,6 +19,7 @@ from tests.support.grpc_doors import door_of
 from tests.support.pooling_models import add_embedding_files
 from tests.support.scripted_apps import app_of
 from tests.support.scripted_workers import TOKENS, Stack, Worker, before, handing_over
+from tests.support.vectors import packed
 
 NAMES = [("pictures", "eyes"), ("text",), ("vectors",)]
 USER = [{"role": "user", "content": "Hello"}]

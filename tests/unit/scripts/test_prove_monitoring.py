@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from scripts.dashboards import DASHBOARDS, FOLDER
+from scripts.monitoring.__main__ import main
 from scripts.monitoring.alerts import Journal, seconds_of, shortened_config, shortened_rules
 from scripts.monitoring.panels import (
     EMPTY,
-    Judged,
     PanelQuery,
+    QueryResult,
     queries_of,
     series_with_figures,
     table,
@@ -41,9 +42,9 @@ def test_a_series_counts_if_it_was_a_number_once() -> None:
 def test_the_table_names_what_has_no_figure_and_why() -> None:
     explained, why = next(iter(EMPTY.items()))
     lines = table([
-        Judged(PanelQuery("slo: Requests", "ok", "x"), 2),
-        Judged(PanelQuery("slo: Errors", "all", "some_errors"), 0),
-        Judged(PanelQuery(explained, "", "y"), 0),
+        QueryResult(PanelQuery("slo: Requests", "ok", "x"), 2),
+        QueryResult(PanelQuery("slo: Errors", "all", "some_errors"), 0),
+        QueryResult(PanelQuery(explained, "", "y"), 0),
     ])  # fmt: skip
     assert "| slo | 2 | 1 | 2 |" in lines
     assert [line for line in lines if line.startswith("- ")] == [
@@ -105,3 +106,20 @@ def test_an_alert_that_was_never_pending_is_not_taken_for_one_that_was() -> None
     journal.note(1, [alert("firing")])
     assert not journal.has_fired("Down", "instance", "d:1")
     assert journal.table()[-1] == "| Down | instance d:1 | – | 1.0 s |"
+
+
+def test_an_alert_that_fires_before_it_is_pending_has_not_fired_as_it_should() -> None:
+    journal = Journal()
+    journal.note(1, [alert("firing")])
+    journal.note(2, [alert("pending")])
+    assert not journal.has_fired("Down", "instance", "d:1")
+
+
+@pytest.mark.parametrize("divisor", ["0", "-1", "x", "nan"])
+def test_a_divisor_that_is_none_is_refused(
+    divisor: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["monitoring", "--prometheus", "p", "--divide", divisor])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"--divide: '{divisor}' is not a number above 0" in capsys.readouterr().err

@@ -46,3 +46,30 @@ def test_every_trace_of_the_file_is_printed(
     assert [row for row in said if row.startswith("trace ")] == ["trace 0xaa", "trace 0xbb"]
     assert len(said) == 2 + len(SPANS) + 1
     assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([line("1", "1", "alone", 1.0, 1.5)], "span 1 is inside itself"),
+        ([line("1", "2", "one", 1.0, 1.5), line("2", "1", "two", 1.0, 1.5)], "is inside itself"),
+        ([*SPANS, SPANS[0][:40]], "line 5 is no span"),
+        (["[]"], "line 1 is no span"),
+        (["{}"], "line 1 is no span: KeyError('context')"),
+    ],
+)
+def test_a_file_that_has_no_trees_is_refused(
+    lines: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_text("\n".join(lines))
+    assert main([str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {file}: ") and said in told
+
+
+def test_a_file_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'none'}: No such file or directory\n"
