@@ -43,7 +43,7 @@ _DRAIN_DELAY_S = 1.0  # the proxies' ports are open for so long after SIGTERM
 _SOON = ("--encode-timeout", "8", "--prefill-timeout", "8", "--first-token-timeout", "8",
          "--video-timeout", "4")  # fmt: skip
 _TIE = 0.25  # of logits, whose steps in bfloat16 are an eighth from 16 on
-_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu12", "pyzmq")
+_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu13", "pyzmq")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ _ROLES = ("encoder", "prefill", "decode")
 _CUTS = (("cut", 8.0), ("cut", 25.0), ("half-cut", 12.0))
 _PAUSE_S = 15.0  # of undisturbed load between two cuts: a master takes a host back after 10 s
 _GIVE_UP_S = 5.0
-_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu12", "pyzmq")
+_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu13", "pyzmq")
 
 
 def _ip(*words: str) -> None:

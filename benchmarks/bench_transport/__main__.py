@@ -25,7 +25,7 @@ from benchmarks.bench_transport.pair import SEED
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown, two_cores
 
 _PACKAGES = {"nixl": "nixl", "ucx": "ucxx"}
-_VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu12", "pyzmq", "blake3")
+_VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu13", "pyzmq", "blake3")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TOKENS, _QUICK_TOKENS = 4096, 2048
 

@@ -59,7 +59,7 @@ class Chaos:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     print(f"soak over {args.transport}, {args.minutes:g} minutes, {CLIENTS} clients")
-    print(hardware(("torch", "nixl", "ucxx-cu12", "pyzmq"), SEED), flush=True)
+    print(hardware(("torch", "nixl", "ucxx-cu13", "pyzmq"), SEED), flush=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         warm_s = 15.0 if args.quick else min(60.0, args.minutes * 15)
         rows = soak(args.transport, args.minutes * 60, warm_s, Path(name))

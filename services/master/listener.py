@@ -1,4 +1,4 @@
-"""Who is told of what a master does."""
+"""What a master tells other parts of its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from services.master.placement.reservation import Reservation
 
 
 class MasterListener(FleetListener):
-    """Of requests too. Does nothing; a subclass overrides what it wants to be told of."""
+    """Is told of workers and of requests. Its methods do nothing; a subclass overrides those that it
+    needs."""
 
     def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         """A request is placed, and holds so much."""
