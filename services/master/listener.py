@@ -9,8 +9,7 @@ from services.master.placement.reservation import Reservation
 
 
 class MasterListener(FleetListener):
-    """Is told of workers and of requests. Its methods do nothing; a subclass overrides those that it
-    needs."""
+    """Is told of workers and of requests. Its methods do nothing: a subclass overrides some."""
 
     def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         """A request is placed, and holds so much."""
