@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
+from services.engine import assembly, hardware, kv_memory
 from services.engine import engine as engine_module
-from services.engine import hardware, parts
 from services.engine.config import EngineConfig
 from services.engine.hardware import memory_gauges, num_blocks_of
 from services.engine.model import memory_profile
@@ -128,8 +128,8 @@ def test_both_parts_leave_each_other_room(
         sized.append(activations)
         return 64
 
-    monkeypatch.setattr(parts, "memory_of", lambda _: memory)
-    monkeypatch.setattr(parts, "num_blocks_of", blocks)
+    monkeypatch.setattr(kv_memory, "memory_of", lambda _: memory)
+    monkeypatch.setattr(kv_memory, "num_blocks_of", blocks)
     worker = engine(model_dir("qwen2_5_vl"), num_blocks=0, max_encoder_patches=64)
     assert sized == [120]
     assert set(worker.parameter_bytes) == {"vision", "language"}
@@ -138,8 +138,8 @@ def test_both_parts_leave_each_other_room(
 def test_recordings_are_left_room(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Counted(20, 3)
     sized: list[int] = []
-    monkeypatch.setattr(parts, "memory_of", lambda _: memory)
-    monkeypatch.setattr(parts, "num_blocks_of", lambda *given: sized.append(given[2]) or 64)
+    monkeypatch.setattr(kv_memory, "memory_of", lambda _: memory)
+    monkeypatch.setattr(kv_memory, "num_blocks_of", lambda *given: sized.append(given[2]) or 64)
     use(monkeypatch, Rerun())
     engine(model_dir("qwen3"), num_blocks=0)
     assert sized == [23]
@@ -164,7 +164,7 @@ def test_the_engine_works_on_the_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch)
     def connectors(*_: Any) -> None:
         raise MadeError(torch.cuda.current_device())
 
-    monkeypatch.setattr(engine_module, "Connectors", connectors)
+    monkeypatch.setattr(assembly, "Connectors", connectors)
     for device, index in (("cuda:1", 1), ("cuda", 1), ("cuda:0", 0)):
         with pytest.raises(MadeError, match=str(index)):
             engine_module.Engine(config(device=device), lambda: None)

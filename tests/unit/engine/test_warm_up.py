@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine import parts
+from services.engine import loaded_model
 from services.engine.attention import paged
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
@@ -120,6 +120,6 @@ def test_a_model_that_cannot_be_recorded_decodes_eagerly(
 
 def test_a_cpu_warms_nothing_up(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(parts, "warm_up", lambda *given: asked.append(given))
+    monkeypatch.setattr(loaded_model, "warm_up", lambda *given: asked.append(given))
     engine(model_dir("qwen3"))
     assert asked == []
