@@ -17,6 +17,7 @@ from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner, learner
 from services.master.fleet.pool import Pool
 from services.master.fleet.priced_columns import STEP_SHARE
+from services.master.fleet.shared_rates import share
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
 from services.master.index.prefix_index import HolderIndex, block_index
@@ -146,7 +147,8 @@ class Fleet:
         )
 
     def expire(self, now_ms: float) -> None:
-        """Drop expired predictions and pending encodes, once a second at most."""
+        """Drop expired predictions and pending encodes, and think of workers that are not measured
+        as of those that are, once a second at most."""
         if 0 <= now_ms - self._expired_at < _EXPIRE_MS:
             return
         self._expired_at = now_ms
@@ -156,3 +158,16 @@ class Fleet:
                 instance.guessed.expire(now_ms)
         self.exact.expire(now_ms)
         self.predicted.expire(now_ms)
+        self._share_rates()
+
+    def _share_rates(self) -> None:
+        for pool in self.pools.values():
+            found = [
+                (instance.row, instance.learner)
+                for instance in self.by_slot.values()
+                if instance.pool is pool and instance.learner is not None
+            ]
+            changed = share([learns for _, learns in found])
+            for (row, learns), new in zip(found, changed, strict=True):
+                if new:
+                    pool.learn(row, learns.rates())

@@ -18,7 +18,11 @@ from protocol.registry import Rates
 
 UNMEASURED = Rates()
 _MEMORY = 0.98  # what a measurement still weighs after the next one: some fifty count
-_TRUST = 0.1  # measurements that the prior of the base counts for
+_BASE_TRUST, _SLOPE_TRUST = 1.0, 0.2  # of computing: its base is small, what a token takes is not
+_STEP_BASE_TRUST, _STEP_SLOPE_TRUST = 0.1, 1.0  # of decode steps it is the other way round
+_LIKE_OTHERS = 1.0  # measurements that what other workers take counts for
+_SAME = 0.05  # of a rate: no news
+_NOTHING = 0.1  # measurements
 _STEADY = 8.0  # measurements after which one far from the rest is not believed at once
 _OFF = 4.0  # times more or less than foreseen: counted as so much, no more
 _LONGEST_PERIOD = 16  # calls; under load a worker may never be idle
@@ -31,18 +35,25 @@ _LONGEST_MS = 3_600e3
 class LineFit:
     """y ≈ base * a + slope * x, neither below 0, by least squares over the latest measurements.
 
-    `base`, `slope`: the prior, which counts for `trust` measurements at a `typical` x: while x has
-    hardly varied, the slope is the prior's, and not what noise makes of it. Only sums are kept. A
-    measurement far from what is foreseen counts as four times more or less at the most: a wrong
-    report changes little, a real change is learnt in a few steps.
+    `base`, `slope`: the prior, which counts for so many measurements at a `typical` x (`trusts`,
+    of each of the two): while x has hardly varied, the slope is the prior's, and not what noise
+    makes of it. Only sums are kept. A measurement far from what is foreseen counts as four times
+    more or less at the most: a wrong report changes little, a real change is learnt in a few steps.
     """
 
     base: float
     slope: float
     typical: float
-    trust: float = 1.0
-    weight: float = 0.0
+    trusts: tuple[float, float] = (_STEP_BASE_TRUST, _STEP_SLOPE_TRUST)
+    weight: float = 0.0  # measurements that count
+    silent: int = 0  # looks in a row that found no new one
+    known: bool = False  # by measurements, of this worker or of like ones
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    _scale: tuple[float, float] = (0.0, 0.0)  # (base, slope) by which errors are relative
+    _new: bool = False
+
+    def __post_init__(self) -> None:
+        self._scale = self.base, self.slope
 
     def add(self, a: float, x: float, y: float) -> None:
         """`a` 1 where the base is part of `y`, 0 where it is not."""
@@ -56,18 +67,45 @@ class LineFit:
         new = (a * a * each, a * x * each, x * x * each, a * y * each, x * y * each)
         self._sums = [old * _MEMORY + more for old, more in zip(self._sums, new, strict=True)]
         self.weight = self.weight * _MEMORY + 1.0
+        self._new = self.known = True
+
+    def look(self) -> None:
+        """See whether there are new measurements since the last look."""
+        self.silent, self._new = 0 if self._new else self.silent + 1, False
+
+    def expect(self, base: float, slope: float) -> bool:
+        """What is known of like workers: it counts for as long as there are few measurements of
+        this one. Whether that is news."""
+        same = abs(self.base - base) <= _SAME * base and abs(self.slope - slope) <= _SAME * slope
+        if not (same and self.known):
+            self.base, self.slope, self.known = base, slope, True
+            self.trusts = _LIKE_OTHERS, _LIKE_OTHERS
+            return True
+        return False
+
+    def forget(self, kept: float) -> bool:
+        """Measurements count for `kept` of what they did, until next to nothing is left; whether
+        there were any."""
+        if not self.weight:
+            return False
+        kept = kept if self.weight * kept > _NOTHING else 0.0
+        self._sums = [old * kept for old in self._sums]
+        self.weight *= kept
+        return True
 
     def _weight(self, x: float) -> float:
         """Relative errors count: busy periods differ by orders of magnitude."""
-        scale = self.base + self.slope * x
+        base, slope = self._scale
+        scale = base + slope * x
         return 1.0 / (scale * scale)
 
     def solve(self) -> tuple[float, float]:
         """(base, slope)"""
         aa, ax, xx, ay, xy = self._sums
         each, at = self._weight(self.typical), self.typical
-        aa, ay = aa + _TRUST * each, ay + _TRUST * each * self.base
-        each *= self.trust * at * at
+        base_trust, slope_trust = self.trusts
+        aa, ay = aa + base_trust * each, ay + base_trust * each * self.base
+        each *= slope_trust * at * at
         xx, xy = xx + each, xy + each * self.slope
         determinant = aa * xx - ax * ax
         if determinant <= 1e-12 * aa * xx:
@@ -156,8 +194,8 @@ class RateLearner:
 
     def rates(self) -> Rates:
         """What was learnt, 0 where nothing was; `encode` and `prefill` alike."""
-        base, token = self.computing.fit.solve() if self.computing.fit.weight else (0.0, 0.0)
-        step, request = self.steps.solve() if self.steps.weight else (0.0, 0.0)
+        base, token = self.computing.fit.solve() if self.computing.fit.known else (0.0, 0.0)
+        step, request = self.steps.solve() if self.steps.known else (0.0, 0.0)
         return Rates(
             encode_base_ms=base, encode_ms_per_token=token,
             prefill_base_ms=base, prefill_ms_per_token=token,
@@ -167,7 +205,8 @@ class RateLearner:
 
 def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
     """A learner whose priors are these."""
-    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, 0.2)
+    trusts = _BASE_TRUST, _SLOPE_TRUST
+    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, trusts)
     return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))
 
 

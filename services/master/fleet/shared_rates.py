@@ -1,0 +1,46 @@
+"""What workers that are measured say of those that are not.
+
+A worker whose first call took long by chance, or that was slow for a while, is not chosen any more,
+so that nothing is measured that would say otherwise. It is taken to be like the others of its kind
+until it is measured itself, and again once nothing was measured there for some time while others
+were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.master.fleet.learned_rates import LineFit, RateLearner
+
+_ENOUGH = 8.0  # measurements after which a worker is known by its own
+_PATIENCE = 10  # looks without a measurement until what was measured is forgotten
+_KEPT = 0.9  # of it with each further look
+
+
+def share(learners: Sequence[RateLearner]) -> list[bool]:
+    """A look at the workers of one kind, once a second; for each, whether its rates are others from
+    now on."""
+    computing = _share([one.computing.fit for one in learners])
+    steps = _share([one.steps for one in learners])
+    return [a or b for a, b in zip(computing, steps, strict=True)]
+
+
+def _share(fits: Sequence[LineFit]) -> list[bool]:
+    for fit in fits:
+        fit.look()
+    known = [fit for fit in fits if fit.weight >= _ENOUGH and fit.silent < _PATIENCE]
+    if not known:
+        return [False] * len(fits)
+    known.sort(key=_typical_ms)
+    base, slope = known[len(known) // 2].solve()
+    return [_learn(fit, base, slope) for fit in fits]
+
+
+def _learn(fit: LineFit, base: float, slope: float) -> bool:
+    forgotten = fit.silent > _PATIENCE and fit.forget(_KEPT)
+    return (fit.weight < _ENOUGH and fit.expect(base, slope)) or forgotten
+
+
+def _typical_ms(fit: LineFit) -> float:
+    base, slope = fit.solve()
+    return base + slope * fit.typical
