@@ -18,6 +18,7 @@ from protocol.registry import Rates
 
 UNMEASURED = Rates()
 _MEMORY = 0.98  # what a measurement still weighs after the next one: some fifty count
+_STEP_MEMORY = 0.995  # of decode steps: two hundred, as crowds of one size tell no slope
 _BASE_TRUST, _SLOPE_TRUST = 1.0, 0.2  # of computing: its base is small, what a token takes is not
 _STEP_BASE_TRUST, _STEP_SLOPE_TRUST = 0.1, 1.0  # of decode steps it is the other way round
 _LIKE_OTHERS = 1.0  # measurements that what other workers take counts for
@@ -45,6 +46,7 @@ class LineFit:
     slope: float
     typical: float
     trusts: tuple[float, float] = (_STEP_BASE_TRUST, _STEP_SLOPE_TRUST)
+    memory: float = _STEP_MEMORY
     weight: float = 0.0  # measurements that count
     silent: int = 0  # looks in a row that found no new one
     known: bool = False  # by measurements, of this worker or of like ones
@@ -65,8 +67,8 @@ class LineFit:
             y = min(max(y, foreseen / _OFF), foreseen * _OFF)
         each = self._weight(x)
         new = (a * a * each, a * x * each, x * x * each, a * y * each, x * y * each)
-        self._sums = [old * _MEMORY + more for old, more in zip(self._sums, new, strict=True)]
-        self.weight = self.weight * _MEMORY + 1.0
+        self._sums = [old * self.memory + more for old, more in zip(self._sums, new, strict=True)]
+        self.weight = self.weight * self.memory + 1.0
         self._new = self.known = True
 
     def look(self) -> None:
@@ -206,7 +208,7 @@ class RateLearner:
 def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
     """A learner whose priors are these."""
     trusts = _BASE_TRUST, _SLOPE_TRUST
-    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, trusts)
+    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, trusts, _MEMORY)
     return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))
 
 

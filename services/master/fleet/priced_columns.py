@@ -48,6 +48,13 @@ class PricedColumns(Columns):
         """What is known of a worker's speed, 0 where nothing is."""
         return merged(self._told[row], self._learnt[row])
 
+    def tells(self, row: int) -> bool:
+        """Whether a worker measures itself how long its encodes, or its prompts, take."""
+        told = self._told[row]
+        return bool(
+            told.encode_ms_per_token if self.kind == "encode" else told.prefill_ms_per_token
+        )
+
     def _set_rates(self, row: int) -> None:
         config, rates = self._config, self.rates(row)
         if self.kind == "encode":

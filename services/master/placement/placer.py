@@ -21,7 +21,7 @@ from services.master.placement.layouts import Layouts
 from services.master.placement.ledger import give_back
 from services.master.placement.media import MediaPlacer
 from services.master.placement.media_plan import MediaPlan
-from services.master.placement.objectives import check_objective, foreseen_ttft_ms, haste_of
+from services.master.placement.objectives import check_objective, haste_of
 from services.master.placement.policies.base import Policy
 from services.master.placement.reservation import Reservation
 
@@ -42,7 +42,7 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if no worker can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
-        check_objective(request, foreseen_ttft_ms(prefill, decode), fleet)
+        check_objective(request, prefill, decode, fleet)
         held = Reservation(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
             placed_at=now_ms, tenant=request.tenant,
@@ -61,7 +61,7 @@ class Placer:
         if plan.ready_ms:
             prefill.ttft_ms = max(prefill.ttft_ms, _after_media_ms(prefill, plan.ready_ms))
             # How long several pictures wait for one another is known only now.
-            check_objective(job.request, foreseen_ttft_ms(prefill, decode), job.fleet)
+            check_objective(job.request, prefill, decode, job.fleet)
         _check_deadline(job.request, prefill.ttft_ms)
         placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held, plan.local_ms)

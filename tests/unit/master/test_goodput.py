@@ -1,9 +1,14 @@
 """Past capacity as many requests meet their objectives as at capacity, on virtual time."""
 
+import contextlib
+
 import pytest
 
 from protocol.placement import Finished, Placement, ScheduleRequest
+from protocol.registry import InstanceInfo, Load, Rates
 from services.admission.ticket import Ticket
+from services.master.config import MasterConfig
+from services.master.master import Master
 from services.master.placement.refusals import TooLate
 from tests.support.master_fleets import asking, master, picture, place
 from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
@@ -48,6 +53,18 @@ def test_without_objectives_everybody_misses(
     fleet = offered(prefill, decode, 3 * capacity, output)
     assert good(fleet) < 0.5 * capacity
     assert all(request.refused or request.done for request in fleet.requests)
+
+
+@pytest.mark.parametrize(("told_ms", "refused"), [(1.0, False), (0.0, True)])
+def test_what_is_learnt_errs_more_than_what_workers_tell(told_ms: float, refused: bool) -> None:
+    """The second prompt is foreseen after 320 ms: 0.8 of the objective."""
+    made = Master(MasterConfig(seed=1, lease=1e6, ttft_slo=0.4, prefill_ms_per_token=1.0))
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        load = Load(rates=Rates(prefill_ms_per_token=told_ms, decode_base_ms=1.0))
+        made.register(InstanceInfo(name, role, f"http://{name}:1", "m", load=load), 0.0)  # type: ignore[arg-type]
+    place(made, asking("a", blocks=0))
+    with pytest.raises(TooLate) if refused else contextlib.nullcontext():
+        place(made, asking("b", blocks=0))
 
 
 def test_refusals_come_at_once_and_say_when_to_come_back() -> None:

@@ -80,6 +80,14 @@ def test_a_crowd_that_never_changes_does_not_make_up_a_slope() -> None:
     assert base > 0.0 and 0.0 < each < 3.0, "told apart by the prior"
 
 
+def test_what_one_more_costs_is_known_after_a_crowd_of_one_size() -> None:
+    made = decoding(0.05, 4, [1, 4, 8, 16, 32])
+    for number in range(400):
+        made.decoded((12.0 + 0.8 * 20) * (1.02 if number % 2 else 0.98), 20, 50)
+    base, each = made.steps.solve()
+    assert base + 26 * each == pytest.approx(12.0 + 0.8 * 26, rel=0.03)
+
+
 def test_nothing_heard_is_the_prior() -> None:
     base, each = new().steps.solve()
     assert (base, each) == (pytest.approx(20.0), pytest.approx(0.4))
