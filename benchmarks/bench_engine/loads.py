@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from benchmarks.bench_engine.contenders import SERVED
@@ -17,17 +18,17 @@ SEED = 7
 # such as half of a character, for the next chunk; vLLM sends an empty one.
 SHOWN: Mapping[str, object] = {"return_token_ids": True}
 _PATIENCE_S = 1800.0
+_LEAST_REQUESTS = 2
 
 
 @dataclass(frozen=True)
 class Load:
-    """`rounds` times `at_once` requests of so many tokens, each with so many `pictures`."""
+    """In each turn `at_once` requests of so many tokens, each with so many `pictures`."""
 
     prompt: int
     output: int
     at_once: int
     pictures: int = 0
-    rounds: int = 2
 
     @property
     def name(self) -> str:
@@ -38,7 +39,7 @@ class Load:
 
     @property
     def requests(self) -> int:
-        return max(3, self.rounds * self.at_once)
+        return max(_LEAST_REQUESTS, self.at_once)
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,18 @@ LOADS = (
 QUICK_LOADS = (Load(64, 8, 1), Load(32, 8, 1, pictures=1))
 
 
-def measure(url: str, model: Path, load: Load, file: Path) -> Figures:
-    """`RuntimeError` if a request fails."""
+def typical(turns: Sequence[Figures]) -> Figures:
+    """The median of each figure."""
+    columns = zip(*(astuple(one) for one in turns), strict=True)
+    return Figures(*(statistics.median(column) for column in columns))
+
+
+def measure(url: str, model: Path, load: Load, turn: int, file: Path) -> Figures:
+    """Of one turn, whose prompts no cache holds yet; `RuntimeError` if a request fails."""
     dataset = "random-mm" if load.pictures else "random"
     command = [
         sys.executable, "-m", "benchmarks.serve", "--base-url", url, "--model", SERVED,
-        "--tokenizer", str(model), "--dataset-name", dataset, "--seed", str(SEED),
+        "--tokenizer", str(model), "--dataset-name", dataset, "--seed", str(SEED + turn),
         "--random-input-len", str(load.prompt), "--random-output-len", str(load.output),
         "--num-prompts", str(load.requests), "--max-concurrency", str(load.at_once),
         "--num-warmups", str(min(2, load.at_once)), "--disable-tqdm", "--json", str(file),

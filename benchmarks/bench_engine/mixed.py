@@ -35,8 +35,8 @@ class Gaps:
 
 
 @dataclass
-class _Seen:
-    """What came after `begin`: the moments of each stream's tokens, and how many of pictures."""
+class Seen:
+    """Of one turn, what came after `begin`: ms between tokens of the streams, and tokens of all."""
 
     begin: float
     gaps: list[float] = field(default_factory=list)
@@ -49,29 +49,39 @@ class _Seen:
                 self.gaps.append(1e3 * (at - before))
 
 
-async def run(url: str, seconds: float) -> Gaps:
-    """Three streams, each a request after the other, and a new picture every 1.5 s."""
-    seen = _Seen(time.monotonic() + _UNCOUNTED_S)
+async def run(url: str, seconds: float, turn: int) -> Seen:
+    """Three streams, each a request after the other, and a new picture every 1.5 s. Each `turn` has
+    texts and pictures of its own, which no cache holds yet."""
+    seen = Seen(time.monotonic() + _UNCOUNTED_S)
     end = seen.begin + seconds
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120.0)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         chat = f"{url}/v1/chat/completions"
-        tasks = [asyncio.create_task(_texts(session, chat, n, end, seen)) for n in range(STREAMS)]
-        tasks.append(asyncio.create_task(_pictures(session, chat, end, seen)))
+        tasks = [
+            asyncio.create_task(_texts(session, chat, f"{SEED} {turn} {n}", end, seen))
+            for n in range(STREAMS)
+        ]
+        tasks.append(asyncio.create_task(_pictures(session, chat, (SEED, turn), end, seen)))
         done, left = await asyncio.wait(tasks, timeout=end - time.monotonic())
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         for task in done:
             task.result()
-    p50, p95, p99 = (float(np.percentile(seen.gaps, percent)) for percent in (50, 95, 99))
-    return Gaps(p50, p95, p99, seen.tokens / seconds)
+    return seen
+
+
+def gaps(turns: Sequence[Seen], seconds: float) -> Gaps:
+    """Of all turns, each of so many seconds."""
+    found = [gap for seen in turns for gap in seen.gaps]
+    p50, p95, p99 = (float(np.percentile(found, percent)) for percent in (50, 95, 99))
+    return Gaps(p50, p95, p99, sum(seen.tokens for seen in turns) / (seconds * len(turns)))
 
 
 async def _texts(
-    session: aiohttp.ClientSession, url: str, number: int, end: float, seen: _Seen
+    session: aiohttp.ClientSession, url: str, seed: str, end: float, seen: Seen
 ) -> None:
-    words = random.Random(f"{SEED} {number}")
+    words = random.Random(seed)
     while time.monotonic() < end:
         text = " ".join(words.choices(("red", "blue", "circle", "square", "left", "big"), k=24))
         before: float | None = None
@@ -80,8 +90,10 @@ async def _texts(
             before = at
 
 
-async def _pictures(session: aiohttp.ClientSession, url: str, end: float, seen: _Seen) -> None:
-    random_pixels = np.random.default_rng(SEED)
+async def _pictures(
+    session: aiohttp.ClientSession, url: str, seed: tuple[int, int], end: float, seen: Seen
+) -> None:
+    random_pixels = np.random.default_rng(seed)
     async with asyncio.TaskGroup() as group:
         while time.monotonic() < end:
             pixels = random_pixels.integers(0, 256, (PIXELS, PIXELS, 3), np.uint8)
@@ -89,7 +101,7 @@ async def _pictures(session: aiohttp.ClientSession, url: str, end: float, seen: 
             await asyncio.sleep(PICTURE_EVERY_S)
 
 
-async def _picture(session: aiohttp.ClientSession, url: str, picture: str, seen: _Seen) -> None:
+async def _picture(session: aiohttp.ClientSession, url: str, picture: str, seen: Seen) -> None:
     content = [
         {"type": "image_url", "image_url": {"url": picture}},
         {"type": "text", "text": "What is it?"},

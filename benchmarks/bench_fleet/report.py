@@ -89,16 +89,16 @@ def sustained(curve: Sequence[Measured]) -> float:
 def table(curves: Mapping[str, Sequence[Measured]]) -> list[str]:
     """A line for each contender and rate."""
     lines = [
-        f"{'contender':16} {'offered':>8} {'goodput':>8} {'TTFT p50':>9} {'p99':>7} "
+        f"{'contender':16} {'offered':>8} {'goodput':>8} {'good':>6} {'TTFT p50':>9} {'p99':>7} "
         f"{'TPOT p99':>9} "
         f"{'refused':>8} {'broken':>7} {'encoder hits':>13} {'prefix hits':>12} {'kB/request':>11} "
         f"{'lifetimes':>10}"
     ]
     for name, curve in curves.items():
         lines += [
-            f"{name:16} {m.rate:8.1f} {m.goodput:8.2f} {m.ttft_p50_s:8.2f}s {m.ttft_p99_s:6.2f}s "
-            f"{1e3 * m.tpot_p99_s:6.1f} ms {m.refused:8d} {m.broken:7d} {m.item_hits:13.0%} "
-            f"{m.prefix_hits:12.0%} {m.bytes / 1e3:11.1f} {m.lifetimes:10.1f}"
+            f"{name:16} {m.rate:8.1f} {m.goodput:8.2f} {m.share:6.0%} {m.ttft_p50_s:8.2f}s "
+            f"{m.ttft_p99_s:6.2f}s {1e3 * m.tpot_p99_s:6.1f} ms {m.refused:8d} {m.broken:7d} "
+            f"{m.item_hits:13.0%} {m.prefix_hits:12.0%} {m.bytes / 1e3:11.1f} {m.lifetimes:10.1f}"
             for m in curve
         ]
     return lines
