@@ -161,13 +161,13 @@ class Fleet:
         self._share_rates()
 
     def _share_rates(self) -> None:
-        for pool in self.pools.values():
-            found = [
-                (instance.row, instance.learner)
-                for instance in self.by_slot.values()
-                if instance.pool is pool and instance.learner is not None
-            ]
-            changed = share([learns for _, learns in found])
-            for (row, learns), new in zip(found, changed, strict=True):
+        """Among the workers of each kind that do not measure themselves."""
+        found: dict[str, list[tuple[Instance, RateLearner]]] = {}
+        for one in self.by_slot.values():
+            if one.learner is not None and not one.pool.tells(one.row):
+                found.setdefault(one.pool.kind, []).append((one, one.learner))
+        for workers in found.values():
+            changed = share([learns for _, learns in workers])
+            for (one, learns), new in zip(workers, changed, strict=True):
                 if new:
-                    pool.learn(row, learns.rates())
+                    one.pool.learn(one.row, learns.rates())
