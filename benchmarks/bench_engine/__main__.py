@@ -32,7 +32,7 @@ import uvloop
 from benchmarks.bench_engine import contenders, loads, mixed, transformers_peer
 from benchmarks.bench_engine.contenders import ONE_PROCESS, SPLIT, VLLM, Contender
 from benchmarks.bench_engine.loads import Figures, Load
-from benchmarks.bench_engine.mixed import Gaps
+from benchmarks.bench_engine.mixed import Gaps, Seen
 from benchmarks.common import random_model
 from benchmarks.common.random_model import ModelShape
 from benchmarks.common.rows import (
@@ -139,11 +139,12 @@ def _serve(
             for name, contender in _contenders(given)
         }
         for load in asked:
-            seen = [
-                (n, loads.measure(urls[n], model, load, t, root / "f")) for t in turns for n in urls
-            ]
+            seen: dict[str, list[Figures]] = {name: [] for name in urls}
+            for turn in turns:
+                for name, url in urls.items():
+                    seen[name].append(loads.measure(url, model, load, turn, root / "serve.json"))
             for name in urls:
-                figures = loads.typical([one for n, one in seen if n == name])
+                figures = loads.typical(seen[name])
                 found.figures[name, load.name] = figures
                 print(f"{name}: {load.name}: {figures}", file=sys.stderr)
         if not given.no_mixed:
@@ -151,9 +152,12 @@ def _serve(
 
 
 def _mixed(urls: Mapping[str, str], turns: range, seconds: float, found: Measured) -> None:
-    seen = [(n, uvloop.run(mixed.run(urls[n], seconds, t))) for t in turns for n in urls]
+    seen: dict[str, list[Seen]] = {name: [] for name in urls}
+    for turn in turns:
+        for name, url in urls.items():
+            seen[name].append(uvloop.run(mixed.run(url, seconds, turn)))
     for name in urls:
-        found.gaps[name] = mixed.gaps([one for n, one in seen if n == name], seconds)
+        found.gaps[name] = mixed.gaps(seen[name], seconds)
         print(f"{name}: mixed: {found.gaps[name]}", file=sys.stderr)
 
 

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ class Load:
         if self.pictures:
             what = f"picture of {PIXELS}², {self.prompt}/{self.output}"
         return f"{what}, {self.at_once} at once"
+
+    def seed(self, turn: int) -> int:
+        """Of its prompts: no other load or turn has the same, which caches would hold."""
+        return zlib.crc32(f"{SEED} {self.name} {turn}".encode())
 
     @property
     def requests(self) -> int:
@@ -70,7 +75,7 @@ def measure(url: str, model: Path, load: Load, turn: int, file: Path) -> Figures
     dataset = "random-mm" if load.pictures else "random"
     command = [
         sys.executable, "-m", "benchmarks.serve", "--base-url", url, "--model", SERVED,
-        "--tokenizer", str(model), "--dataset-name", dataset, "--seed", str(SEED + turn),
+        "--tokenizer", str(model), "--dataset-name", dataset, "--seed", str(load.seed(turn)),
         "--random-input-len", str(load.prompt), "--random-output-len", str(load.output),
         "--num-prompts", str(load.requests), "--max-concurrency", str(load.at_once),
         "--num-warmups", str(min(2, load.at_once)), "--disable-tqdm", "--json", str(file),

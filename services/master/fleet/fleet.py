@@ -161,13 +161,14 @@ class Fleet:
         self._share_rates()
 
     def _share_rates(self) -> None:
-        """Among the workers of each kind that do not measure themselves."""
+        """Among the workers of each kind that do not measure themselves what they compute."""
         found: dict[str, list[tuple[Instance, RateLearner]]] = {}
         for one in self.by_slot.values():
             if one.learner is not None and not one.pool.tells(one.row):
                 found.setdefault(one.pool.kind, []).append((one, one.learner))
         for workers in found.values():
-            changed = share([learns for _, learns in workers])
+            idle = [not one.pool.cells.requests[one.row] for one, _ in workers]
+            changed = share([learns for _, learns in workers], idle)
             for (one, learns), new in zip(workers, changed, strict=True):
                 if new:
                     one.pool.learn(one.row, learns.rates())

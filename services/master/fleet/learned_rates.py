@@ -48,11 +48,13 @@ class LineFit:
     trusts: tuple[float, float] = (_STEP_BASE_TRUST, _STEP_SLOPE_TRUST)
     memory: float = _STEP_MEMORY
     weight: float = 0.0  # measurements that count
-    silent: int = 0  # looks in a row that found no new one
+    silent: int = 0  # looks in a row that found no new one, and none on its way
     known: bool = False  # by measurements, of this worker or of like ones
-    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
-    _scale: tuple[float, float] = (0.0, 0.0)  # (base, slope) by which errors are relative
-    _new: bool = False
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5, init=False)
+    # (base, slope) by which errors are relative; not the prior's, which may change: old and new
+    # measurements would not count alike
+    _scale: tuple[float, float] = field(init=False)
+    _new: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._scale = self.base, self.slope
@@ -71,9 +73,10 @@ class LineFit:
         self.weight = self.weight * self.memory + 1.0
         self._new = self.known = True
 
-    def look(self) -> None:
-        """See whether there are new measurements since the last look."""
-        self.silent, self._new = 0 if self._new else self.silent + 1, False
+    def look(self, *, idle: bool) -> None:
+        """See whether there are new measurements since the last look; while the worker is not
+        `idle` there will be."""
+        self.silent, self._new = self.silent + 1 if idle and not self._new else 0, False
 
     def expect(self, base: float, slope: float) -> bool:
         """What is known of like workers: it counts for as long as there are few measurements of
@@ -208,7 +211,8 @@ class RateLearner:
 def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
     """A learner whose priors are these."""
     trusts = _BASE_TRUST, _SLOPE_TRUST
-    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, trusts, _MEMORY)
+    token_ms = max(token_ms, _LEAST_MS)
+    computing = LineFit(0.0, token_ms, 1000.0, trusts=trusts, memory=_MEMORY)
     return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))
 
 

@@ -2,8 +2,8 @@
 
 A worker whose first call took long by chance, or that was slow for a while, is not chosen any more,
 so that nothing is measured that would say otherwise. It is taken to be like the others of its kind
-until it is measured itself, and again once nothing was measured there for some time while others
-were.
+until it is measured itself, and again once it has been idle for some time while others were
+measured.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections.abc import Sequence
 from services.master.fleet.learned_rates import LineFit, RateLearner
 
 _ENOUGH = 8.0  # measurements after which a worker is known by its own
-_PATIENCE = 10  # looks without a measurement until what was measured is forgotten
+_PATIENCE = 10  # looks at an idle worker until what was measured is forgotten
 _KEPT = 0.9  # of it with each further look
+_ASKED = 16  # workers whose rates tell what is typical: of thousands, all would take long
 
 
-def share(learners: Sequence[RateLearner]) -> list[bool]:
-    """A look at the workers of one kind, once a second; for each, whether its rates are others from
-    now on."""
-    computing = _share([one.computing.fit for one in learners])
-    steps = _share([one.steps for one in learners])
+def share(learners: Sequence[RateLearner], idle: Sequence[bool]) -> list[bool]:
+    """A look at the workers of one kind, once a second: what is known of each, and whether it has
+    no requests. Returns for each whether its rates are others from now on."""
+    computing = _share([one.computing.fit for one in learners], idle)
+    steps = _share([one.steps for one in learners], idle)
     return [a or b for a, b in zip(computing, steps, strict=True)]
 
 
-def _share(fits: Sequence[LineFit]) -> list[bool]:
-    for fit in fits:
-        fit.look()
+def _share(fits: Sequence[LineFit], idle: Sequence[bool]) -> list[bool]:
+    for fit, rests in zip(fits, idle, strict=True):
+        fit.look(idle=rests)
     known = [fit for fit in fits if fit.weight >= _ENOUGH and fit.silent < _PATIENCE]
-    if not known:
+    if not known or len(known) == len(fits):
         return [False] * len(fits)
-    known.sort(key=_typical_ms)
-    base, slope = known[len(known) // 2].solve()
+    asked = sorted(known[:: -(-len(known) // _ASKED)], key=_typical_ms)
+    base, slope = asked[len(asked) // 2].solve()
     return [_learn(fit, base, slope) for fit in fits]
 
 

@@ -15,9 +15,8 @@ from services.master.placement.costs import Choice
 from services.master.placement.refusals import too_late
 
 # Of the objective, as what is foreseen errs: less where workers measure themselves than where their
-# speed is learnt from how long calls take. With 0.85 for both, 40 requests/s offered to the fleet
-# of benchmarks.bench_fleet gave 15.6 to 17.9 good ones a second; with 0.7 it gives 19.5, and at the
-# rates that it can serve what it gave before.
+# speed is learnt from how long calls take. There 0.85 costs a tenth of the goodput past capacity,
+# see docs/benchmarks/fleet.md.
 _TTFT_MARGIN, _LEARNT_MARGIN = 0.85, 0.7
 
 
