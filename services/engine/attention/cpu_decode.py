@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.kv_cache import KVCache
+from services.engine.attention.kv_cache import KVCache, LayerPlace
 from services.engine.attention.numba_runtime import Kernel, team
 from services.engine.attention.torch_attention import TorchAttention
 
 logger = logging.getLogger(__name__)
-_TOKENS_AT_ONCE = 4  # of a block, by the kernel
+_AT_ONCE = 4  # elements and tokens, at the least, by the kernel
 
 
 class _Shape(NamedTuple):
@@ -56,34 +56,33 @@ class CpuAttention(TorchAttention):
         """As `TorchAttention` does."""
         kernel = None
         if softcap is None and sinks is None and query.dtype is torch.bfloat16:
-            kernel = self._kernel_for(query.shape[0], layer, batch.cache)
+            kernel = self._kernel_for(query.shape[0], batch.cache.place(layer), batch.cache)
         if kernel is None:
             super().attend_single(query, layer, batch, scale, softcap, sinks, out)
             return
         rows = batch.planned("single tokens", lambda: _rows(batch))
-        cache, pool = batch.cache, batch.cache.pool
-        queries, kv_heads = query.transpose(0, 1).contiguous(), cache.key(layer).shape[2]
+        place, pool = batch.cache.place(layer), batch.cache.pool
+        queries, kv_heads = _heads_side_by_side(query), place.kv_heads
         kernel(
-            rows.count * kv_heads, queries.data_ptr(), out.data_ptr(), rows.tokens.data_ptr(),
-            pool.data_ptr(), *cache.starts(layer), *cache.scale_starts(layer), pool.stride(0),
+            rows.count * kv_heads, queries.data_ptr(), queries.stride(0),
+            out.data_ptr(), rows.tokens.data_ptr(), pool.data_ptr(), *place[:4], pool.stride(0),
             kv_heads, rows.tables.data_ptr(), rows.tables.shape[1], rows.contexts.data_ptr(),
-            rows.count, cache.window(layer), float(scale),
+            rows.count, place.window, float(scale),
         )  # fmt: skip
 
-    def _kernel_for(self, heads: int, layer: int, cache: KVCache) -> Kernel | None:
+    def _kernel_for(self, heads: int, place: LayerPlace, cache: KVCache) -> Kernel | None:
         """None if there is none for this layer's shape, or none can be compiled here."""
-        _, block, kv_heads, k_dim = cache.key(layer).shape
-        if block % _TOKENS_AT_ONCE or (parallel := team()) is None:
-            return None
-        v_dim = cache.value(layer).shape[3]
-        shape = _Shape(heads // kv_heads, k_dim, v_dim, block, cache.kind)
+        group = heads // place.kv_heads
+        shape = _Shape(group, place.k_dim, place.v_dim, cache.block_size, cache.kind)
         if shape not in self._kernels:
-            self._kernels[shape] = _compiled(shape, parallel)
+            self._kernels[shape] = _compiled(shape, team())
         return self._kernels[shape]
 
 
 def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
-    """None if Numba cannot: PyTorch attends as well."""
+    """None if Numba cannot, or the shape is not made of vectors: PyTorch attends as well."""
+    if parallel is None or any(n % _AT_ONCE for n in (shape.block, shape.k_dim, shape.v_dim)):
+        return None
     from services.engine.attention.cpu_decode_kernel import compile_kernel
 
     try:
@@ -91,6 +90,13 @@ def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
     except Exception as error:  # of many kinds
         logger.warning("decode attention has no kernel for %s: %s", shape, error)
         return None
+
+
+def _heads_side_by_side(query: torch.Tensor) -> torch.Tensor:
+    """[heads, T, k_dim] → [T, heads, k_dim], a token's heads side by side; tokens may lie apart."""
+    tokens = query.transpose(0, 1)
+    side_by_side = tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]
+    return tokens if side_by_side else tokens.contiguous()
 
 
 def _rows(batch: PagedBatch) -> _Rows:

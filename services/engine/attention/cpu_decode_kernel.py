@@ -30,9 +30,17 @@ from services.engine.attention.numba_bfloat16 import (
     words_of,
 )
 from services.engine.attention.numba_kv_codes import load_rows
+from services.engine.attention.numba_vectors import (
+    add_rows,
+    address_of,
+    dot_rows,
+    highest_of,
+    lanes_of,
+)
 
 _LINE = 64  # bytes that are read together
 _LOWEST = np.float32(-3e38)
+_FLOAT_BYTES = 4
 
 
 @inlined
@@ -46,53 +54,22 @@ def _fetch_rows(rows: Any, step: Any, count: Any, size: Any) -> None:
 
 
 @inlined
-def _clear(tile: Any, begin: Any, end: Any, count: Any) -> None:
-    """What lies before `begin` and from `end` on, of `count`: not of this context, and maybe not
-    even a number."""
-    if begin > 0:
-        tile[:begin] = np.float32(0.0)
-    if end < count:
-        tile[end:] = np.float32(0.0)
-
-
-@inlined
-def _score(query: Any, key: Any, head: Any, count: Any, dim: Any, scores: Any) -> None:
-    for t in range(count):
-        score = np.float32(0.0)
-        for d in range(dim):
-            score += query[head * dim + d] * key[t * dim + d]
-        scores[t] = score
-
-
-@inlined
-def _soften(scores: Any, count: Any, top: Any) -> Any:
+def _soften(scores: Any, first: Any, count: Any, top: Any) -> Any:
     """Scores become powers of two, relative to the top one; returns their sum."""
-    for t in range(count):
-        scores[t] = power_of_two(scores[t] - top)
     total = np.float32(0.0)
-    for t in range(count):
-        total += scores[t]
+    for t in range(first, first + count):
+        weight = power_of_two(scores[t] - top)
+        scores[t] = weight
+        total += weight
     return total
-
-
-@inlined
-def _add(weights: Any, value: Any, head: Any, count: Any, dim: Any, kept: Any, found: Any) -> None:
-    """What was found before counts `kept`; four rows at a time, so that it is read less often."""
-    for d in range(dim):
-        found[head * dim + d] *= kept
-    for t in range(0, count, 4):
-        w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
-        for d in range(dim):
-            found[head * dim + d] += (
-                w0 * value[t * dim + d] + w1 * value[(t + 1) * dim + d]
-                + w2 * value[(t + 2) * dim + d] + w3 * value[(t + 3) * dim + d]
-            )  # fmt: skip
 
 
 def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> Any:
     """All query heads of one KV head over one context; the numbers as of `compile_kernel`."""
 
     width = BYTES if kind == 0 else 1  # of an element
+    narrow = 1 if kind == 0 else 0
+    lanes = lanes_of(k_dim, v_dim, block)
 
     @function(cache=True)
     def attend(
@@ -102,8 +79,11 @@ def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> An
     ) -> None:  # fmt: skip
         """All queries of one KV head over one context: found float32[heads * v_dim], still to be
         divided by sums float32[heads]."""
-        key, value = np.empty(block * k_dim, np.float32), np.empty(block * v_dim, np.float32)
-        scores, tops = np.empty(block, np.float32), np.full(heads, _LOWEST)
+        tile = np.empty(block * max(k_dim, v_dim), np.float32)
+        scores, kept = np.empty(heads * block, np.float32), np.empty(heads, np.float32)
+        tops = np.full(heads, _LOWEST)
+        query_at, tile_at, scores_at = address_of(query), address_of(tile), address_of(scores)
+        kept_at, found_at = address_of(kept), address_of(found)
         at_key, at_value = (keys + kv_head * k_dim) * width, (values + kv_head * v_dim) * width
         last = (context + block - 1) // block
         for place in range(first // block, last):
@@ -114,41 +94,43 @@ def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> An
                 _fetch_rows(following + at_value, kv_heads * v_dim * width, block, v_dim * width)
             load_rows(
                 kind, block_at + at_key, kv_heads * k_dim,
-                block_at + BYTES * (key_scales + kv_head), kv_heads, block, k_dim, key,
+                block_at + BYTES * (key_scales + kv_head), kv_heads, block, k_dim, tile,
             )  # fmt: skip
-            load_rows(
-                kind, block_at + at_value, kv_heads * v_dim,
-                block_at + BYTES * (value_scales + kv_head), kv_heads, block, v_dim, value,
-            )  # fmt: skip
-            low, high = first - place * block, context - place * block
-            _clear(key, low * k_dim, high * k_dim, block * k_dim)
-            _clear(value, low * v_dim, high * v_dim, block * v_dim)
+            dot_rows(query_at, tile_at, scores_at, heads, k_dim, block, lanes)
+            low, high = max(first - place * block, 0), min(context - place * block, block)
             for head in range(heads):
-                _score(query, key, head, block, k_dim, scores)
-                if high < block:
-                    scores[high:] = _LOWEST
-                if low > 0:
-                    scores[:low] = _LOWEST
-                top = tops[head]
-                for t in range(block):
-                    top = max(top, scores[t])
-                kept = power_of_two(tops[head] - top)
+                at = head * block
+                # What lies outside is not of this context, and maybe not even a number.
+                scores[at : at + low] = _LOWEST
+                scores[at + high : at + block] = _LOWEST
+                top = highest_of(scores_at + at * _FLOAT_BYTES, tops[head], block, lanes)
+                kept[head] = power_of_two(tops[head] - top)
                 tops[head] = top
-                sums[head] = sums[head] * kept + _soften(scores, block, top)
-                _add(scores, value, head, block, v_dim, kept, found)
+                sums[head] = sums[head] * kept[head] + _soften(scores, at, block, top)
+            rows, step = block_at + at_value, kv_heads * v_dim * width
+            if kind != 0:
+                load_rows(
+                    kind, rows, kv_heads * v_dim, block_at + BYTES * (value_scales + kv_head),
+                    kv_heads, block, v_dim, tile,
+                )  # fmt: skip
+                rows, step = tile_at, v_dim * _FLOAT_BYTES
+            add_rows(
+                scores_at, kept_at, rows, step, low, high, found_at, heads, v_dim, block, lanes,
+                narrow,
+            )  # fmt: skip
 
     return attend
 
 
 def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0) -> Any:
-    """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4. `kind`:
-    of the codes in the pool, by `kv_codes.NUMBERS`; 0 for bfloat16.
+    """For `heads` query heads to a KV head and blocks of `block` tokens; block and dimensions are
+    multiples of 4. `kind`: of the codes in the pool, by `kv_codes.NUMBERS`; 0 for bfloat16.
 
-    Its words: query [T, all heads, k_dim] and out [T, all heads, v_dim], bfloat16; int64[R] tokens,
-    where each request's is among T; pool [blocks, size]; keys and values, where those of the layer
-    begin in a block, in elements; key_scales and value_scales, where their scales do, in scales;
-    size; kv_heads; tables int64[R, width]; width; contexts int64[R]; requests R; window, 0 for
-    none; scale. Work is a KV head of a request.
+    Its words: query [T, all heads, k_dim], bfloat16, and its step from token to token; out [T, all
+    heads, v_dim], bfloat16; int64[R] tokens, where each request's is among T; pool [blocks, size];
+    keys and values, where those of the layer begin in a block, in elements; key_scales and
+    value_scales, where their scales do, in scales; size; kv_heads; tables int64[R, width]; width;
+    contexts int64[R]; requests R; window, 0 for none; scale. Work is a KV head of a request.
     """
     attend = _attend_for(heads, k_dim, v_dim, block, kind)
 
@@ -156,12 +138,11 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
     @kernel(cache=False)
     def decode(data: Any) -> None:
         words = words_of(data)[FIRST:]
-        query, out, pool = halves(words[0]), halves(words[1]), words[3]
-        tokens, tables, contexts = integers(words[2]), integers(words[10]), integers(words[12])
-        keys, values, key_scales, value_scales = words[4], words[5], words[6], words[7]
-        size, kv_heads = words[8], words[9]
-        width, requests, window = words[11], words[13], words[14]
-        scale = number(data, FIRST + 15) * LOG2_E
+        step, out, pool = words[1], halves(words[2]), words[4]
+        tokens, tables, contexts = integers(words[3]), integers(words[11]), integers(words[13])
+        keys, values, key_scales, value_scales = words[5], words[6], words[7], words[8]
+        size, kv_heads, width, requests = words[9], words[10], words[12], words[14]
+        window, scale = words[15], number(data, FIRST + 16) * LOG2_E
         scaled, found = np.empty(heads * k_dim, np.float32), np.empty(heads * v_dim, np.float32)
         sums = np.empty(heads, np.float32)
         item = next_item(data)
@@ -169,15 +150,16 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
             request, kv_head = item % requests, item // requests
             context = contexts[request]
             first = context - window if 0 < window < context else 0
-            place = (tokens[request] * kv_heads + kv_head) * heads
+            query = halves(words[0] + BYTES * (tokens[request] * step + kv_head * heads * k_dim))
             for d in range(heads * k_dim):
-                scaled[d] = widened(query[place * k_dim + d]) * scale
+                scaled[d] = widened(query[d]) * scale
             found[:], sums[:] = np.float32(0.0), np.float32(0.0)
             table = tables[request * width : (request + 1) * width]
             attend(
                 scaled, pool, keys, values, key_scales, value_scales, size, kv_heads, table, first,
                 context, kv_head, found, sums,
             )  # fmt: skip
+            place = (tokens[request] * kv_heads + kv_head) * heads
             for head in range(heads):
                 share = np.float32(1.0) / sums[head]
                 for d in range(v_dim):

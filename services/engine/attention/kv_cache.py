@@ -7,6 +7,8 @@ layers first and their scales behind them.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from protocol.errors import ConfigError
@@ -19,6 +21,20 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 _ALIGNMENT = 16  # bytes, of where scales begin and of a block of codes
+
+
+class LayerPlace(NamedTuple):
+    """A layer in a block: where its keys and values begin, in elements, and their scales, in
+    scales (0 if there are none); heads and dimensions; its sliding window in tokens, 0 for none."""
+
+    keys: int
+    values: int
+    key_scales: int
+    value_scales: int
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int
 
 
 class KVCache:
@@ -49,6 +65,7 @@ class KVCache:
                 self._values[layer] = self._view(offset, group.kv_heads, group.v_dim)
                 offset += layout.block_size * group.kv_heads * group.v_dim
         self._scales = _scales(layout, pool, _aligned(offset)) if self.kind else {}
+        self._places = {layer: self._place(layer) for layer in self._keys}
 
     def _view(self, offset: int, heads: int, dim: int) -> torch.Tensor:
         size = self.layout.block_size
@@ -82,21 +99,22 @@ class KVCache:
     def value_scale(self, layer: int) -> torch.Tensor:
         return self._scales[layer][1]
 
-    def starts(self, layer: int) -> tuple[int, int]:
-        """Where a layer's keys and its values begin in a block, in elements."""
-        begin = int(self.pool.storage_offset())
-        views = self._keys[layer], self._values[layer]
-        keys, values = (int(view.storage_offset()) - begin for view in views)
-        return keys, values
+    def place(self, layer: int) -> LayerPlace:
+        """Where a layer lies in a block, for kernels."""
+        return self._places[layer]
 
-    def scale_starts(self, layer: int) -> tuple[int, int]:
-        """Where the scales of a layer's keys and of its values begin in a block, in scales; zeros
-        if there are none."""
-        if not self.kind:
-            return 0, 0
-        begin = int(self.pool.storage_offset()) // SCALE.itemsize
-        keys, values = (int(view.storage_offset()) - begin for view in self._scales[layer])
-        return keys, values
+    def _place(self, layer: int) -> LayerPlace:
+        key, value = self._keys[layer], self._values[layer]
+        begin = int(self.pool.storage_offset())
+        keys, values = (int(view.storage_offset()) - begin for view in (key, value))
+        begin //= SCALE.itemsize
+        scales = [int(view.storage_offset()) - begin for view in self._scales.get(layer, ())]
+        key_scales, value_scales = scales or (0, 0)
+        _, _, kv_heads, k_dim = key.shape
+        return LayerPlace(
+            keys, values, key_scales, value_scales, kv_heads, k_dim, value.shape[3],
+            self._windows[layer],
+        )  # fmt: skip
 
     def window(self, layer: int) -> int:
         """Sliding window of a layer in tokens, 0 for none."""

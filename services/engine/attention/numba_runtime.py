@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,18 @@ class Kernel:
     def __call__(self, items: int, *arguments: int | float, alone: bool = False) -> None:
         """Do `items` pieces of work; `alone`, by this thread. A kernel reads an argument as what it
         is given here: an int is an integer or an address, a float a number."""
-        words = (ctypes.c_int64 * (2 + len(arguments)))(0, items, *map(_word, arguments))
+        words = (ctypes.c_int64 * (2 + len(arguments)))(
+            0, items, *[a if type(a) is int else _bits(a) for a in arguments]
+        )
         if alone or items < 2:
             self._alone(words)
         else:  # by all: OpenMP ends threads that a smaller team leaves out
             self._parallel(self._address, words, torch.get_num_threads(), 0)
 
 
-def _word(value: int | float) -> int:
-    if isinstance(value, int):
-        return value
+@lru_cache(maxsize=64)  # of scales and epsilons, the same ones in every layer
+def _bits(value: float) -> int:
+    """The integer that has a float's bits."""
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 

@@ -74,12 +74,14 @@ class CpuOps:
         tokens, heads, dim = query.shape
         kv_heads, v_dim = value.shape[1:]
         pool, cache = batch.cache.pool, batch.cache
+        place = cache.place(layer)
         self._rotate(cache.kind)(
             tokens, query.data_ptr(), query.stride(0), heads, key.data_ptr(), key.stride(0),
             value.data_ptr(), value.stride(0), kv_heads, cos.data_ptr(), cos.stride(0),
             sin.data_ptr(), sin.stride(0), dim, v_dim, pool.data_ptr(), pool.stride(0),
-            *cache.starts(layer), batch.slot_blocks.data_ptr(), batch.slot_offsets.data_ptr(),
-            *(cache.scale_starts(layer) if cache.kind else ()), alone=tokens < _ALONE,
+            place.keys, place.values, batch.slot_blocks.data_ptr(), batch.slot_offsets.data_ptr(),
+            *((place.key_scales, place.value_scales) if cache.kind else ()),
+            alone=tokens < _ALONE,
         )  # fmt: skip
 
     def _rotate(self, kind: int) -> Kernel:

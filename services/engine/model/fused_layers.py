@@ -9,7 +9,7 @@ Never run on a GPU.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -17,11 +17,12 @@ from torch import nn
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.numba_runtime import team
 from services.engine.attention.paged import backend_for, runs_triton
+from services.engine.model.packed_linear import SharedLinear
 
 logger = logging.getLogger(__name__)
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
-_HEAD_NORMS = frozenset({"q_norm", "k_norm"})
+_HEAD_NORMS = ("q_norm", "k_norm")
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
 
@@ -96,44 +97,61 @@ class _Fused:
 
     def __init__(self, layer: Any, ops: FusedOps) -> None:
         self._own = layer.forward
-        self._layer = layer
         self._ops = ops
+        # A module looks its parts up by name in three places, which takes as long as a kernel.
+        attention, mlp = layer.self_attn, layer.mlp
+        self._first, self._second = (
+            _Norm.of(norm) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        )
+        self._of_heads = [
+            _Norm.of(getattr(attention, name)) if hasattr(attention, name) else None
+            for name in _HEAD_NORMS
+        ]
+        self._projections = SharedLinear.together(
+            [attention.q_proj, attention.k_proj, attention.v_proj]
+        )
+        self._out, self._down = attention.o_proj.forward, mlp.down_proj.forward
+        self._gates = SharedLinear.together([mlp.gate_proj, mlp.up_proj])
+        self._dim, self._number = int(attention.head_dim), int(attention.layer_idx)
+        self._scale = float(attention.scaling)
 
     def __call__(
         self, hidden_states: torch.Tensor, *args: Any, paged: PagedBatch | None = None, **more: Any
     ) -> Any:
         """hidden_states [1, T, hidden] → the same"""
-        layer = self._layer
         cos, sin = more.get("position_embeddings") or (torch.empty(0), torch.empty(0))
-        if paged is None or not _whole(cos, hidden_states, layer.self_attn.head_dim):
+        if paged is None or not _whole(cos, hidden_states, self._dim):
             return self._own(hidden_states, *args, paged=paged, **more)
         ops, rows = self._ops, hidden_states[0].contiguous()
-        normed = self._norm(layer.input_layernorm, rows)
-        attended = self._attention(layer.self_attn, normed, cos[0], sin[0], paged)
-        second = layer.post_attention_layernorm
-        normed, rows = ops.add_rms_norm(attended, rows, second.weight, second.variance_epsilon)
-        active = ops.silu_mul(layer.mlp.gate_proj(normed), layer.mlp.up_proj(normed))
-        return (rows + layer.mlp.down_proj(active)).unsqueeze(0)
-
-    def _norm(self, module: Any, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.rms_norm(x, module.weight, module.variance_epsilon)
+        normed = ops.rms_norm(rows, *self._first)
+        attended = self._attention(normed, cos[0], sin[0], paged)
+        normed, rows = ops.add_rms_norm(attended, rows, *self._second)
+        active = ops.silu_mul(*self._gates(normed))
+        return rows.add_(self._down(active)).unsqueeze(0)
 
     def _attention(
-        self, module: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """x [T, hidden], cos and sin [T, dim] → [T, hidden]"""
-        query, key, value = (
-            project(x).view(len(x), -1, module.head_dim)
-            for project in (module.q_proj, module.k_proj, module.v_proj)
-        )
-        if hasattr(module, "q_norm"):
-            query, key = self._norm(module.q_norm, query), self._norm(module.k_norm, key)
-        layer = int(module.layer_idx)
-        self._ops.rotate_and_write(query, key, value, cos, sin, layer, batch)
+        parts = (part.view(len(x), -1, self._dim) for part in self._projections(x))
+        query, key, value = parts
+        of_query, of_key = self._of_heads
+        query = query if of_query is None else self._ops.rms_norm(query, *of_query)
+        key = key if of_key is None else self._ops.rms_norm(key, *of_key)
+        self._ops.rotate_and_write(query, key, value, cos, sin, self._number, batch)
         backend = batch.backend or backend_for(query.device)
-        scale = float(module.scaling)
-        out = backend.attend(query.transpose(0, 1), layer, batch, scale, None, None)
-        return module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
+        heads_first = query.transpose(0, 1)
+        out = backend.attend(heads_first, self._number, batch, self._scale, None, None)
+        return self._out(out.flatten(1))  # type: ignore[no-any-return]
+
+
+class _Norm(NamedTuple):
+    weight: torch.Tensor
+    epsilon: float
+
+    @staticmethod
+    def of(module: Any) -> _Norm:
+        return _Norm(module.weight, float(module.variance_epsilon))
 
 
 def _whole(cos: torch.Tensor, hidden: torch.Tensor, dim: int) -> bool:
@@ -149,9 +167,9 @@ def _suits(layer: Any) -> bool:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    norms += [getattr(attention, name) for name in _HEAD_NORMS & _names(attention)]
+    norms += [getattr(attention, name) for name in _HEAD_NORMS if hasattr(attention, name)]
     return (
-        _names(attention) in (_PROJECTIONS, _PROJECTIONS | _HEAD_NORMS)
+        _names(attention) in (_PROJECTIONS, _PROJECTIONS.union(_HEAD_NORMS))
         and _names(mlp) == _MLP
         and _is_silu(mlp.act_fn)
         and all(_is_rms_norm(norm) for norm in norms)

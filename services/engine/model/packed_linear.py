@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from torch import nn
 from protocol.errors import ConfigError
 from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.cpu_linear import WideningLinear, computes_linear
+from services.engine.model.few_rows import FewRows
 
 _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one for 64 for 8 … 64
+# Without a look at which of the operator's forms suits the arguments, in every call.
+_LINEAR = torch.ops.mkldnn._linear_pointwise.default
 
 
 class PackedLinear(nn.Module):
@@ -36,6 +39,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self._bias = bias
+        self._few = FewRows.of(self._weight, weight)
 
     @staticmethod
     def suits(weight: torch.Tensor) -> bool:
@@ -44,11 +48,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] → [..., out]"""
-        linear = torch.ops.mkldnn._linear_pointwise  # it may also add or activate: not here
-        return linear(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        if self._few is not None and self._few.suits(x):
+            return self._few(x, self._weight, self._bias)
+        # It may also add or activate: not here.
+        return _LINEAR(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 Product = PackedLinear | WideningLinear
+Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
 class _Shared:
@@ -60,6 +67,10 @@ class _Shared:
         self._input: torch.Tensor | None = None
         self._parts: dict[int, torch.Tensor] = {}
 
+    @property
+    def count(self) -> int:
+        return len(self._sizes)
+
     def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
         # By identity, and the input is kept until all parts are out: no other tensor can be it.
         if x is not self._input or index not in self._parts:
@@ -69,6 +80,11 @@ class _Shared:
         if not self._parts:
             self._input = None
         return part
+
+    def parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """All of them, in order."""
+        parts: Sequence[torch.Tensor] = self._product.forward(x).split(self._sizes, dim=-1)
+        return parts
 
 
 class SharedLinear(nn.Module):
@@ -81,6 +97,23 @@ class SharedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._shared.part(self._index, x)
+
+    @staticmethod
+    def together(layers: Sequence[nn.Module]) -> Parts:
+        """Computes all of `layers`, of one input, at once where they are those that share a
+        product."""
+        shared = [layer for layer in layers if isinstance(layer, SharedLinear)]
+        if shared and _all_parts(shared, len(layers)):
+            return shared[0]._shared.parts
+        return lambda x: [layer(x) for layer in layers]
+
+
+def _all_parts(layers: Sequence[SharedLinear], count: int) -> bool:
+    """Whether so many layers are all of one product, in order."""
+    first = layers[0]._shared
+    one = all(layer._shared is first for layer in layers)
+    order = [layer._index for layer in layers]
+    return one and order == list(range(count)) and count == first.count
 
 
 class InputsSeen:

@@ -85,6 +85,8 @@ def test_kernels_of_other_sources_or_another_processor_are_not_taken(
 def test_waiting_is_bounded_unless_the_operator_says_how_threads_wait() -> None:
     found = environment_of({"A": "b"})
     assert (found["A"], found["GOMP_SPINCOUNT"]) == ("b", ROUNDS)
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert environment_of({"GLIBC_TUNABLES": "x"})["GLIBC_TUNABLES"] == "x"
     assert environment_of({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
     assert "GOMP_SPINCOUNT" not in environment_of({"OMP_WAIT_POLICY": "active"})
 
