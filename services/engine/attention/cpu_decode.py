@@ -1,4 +1,4 @@
-"""Decode attention on a CPU by the compiled kernel of `cpu_decode_kernel`, where it can be used."""
+"""Attention on a CPU by compiled kernels, where they can be used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from services.engine.attention.batch import PagedBatch
+from services.engine.attention.cpu_prompts import heads_side_by_side, prompt_kernels
 from services.engine.attention.kv_cache import KVCache, LayerPlace
 from services.engine.attention.numba_runtime import Kernel, team
 from services.engine.attention.torch_attention import TorchAttention
@@ -38,7 +39,7 @@ class _Rows:
 
 
 class CpuAttention(TorchAttention):
-    """Attends single tokens in bfloat16 by a kernel of its own, all else by PyTorch."""
+    """Attends in bfloat16 by kernels of its own, single tokens and prompts, all else by PyTorch."""
 
     def __init__(self) -> None:
         self._kernels: dict[_Shape, Kernel | None] = {}
@@ -62,13 +63,32 @@ class CpuAttention(TorchAttention):
             return
         rows = batch.planned("single tokens", lambda: _rows(batch))
         place, pool = batch.cache.place(layer), batch.cache.pool
-        queries, kv_heads = _heads_side_by_side(query), place.kv_heads
+        queries, kv_heads = heads_side_by_side(query), place.kv_heads
         kernel(
             rows.count * kv_heads, queries.data_ptr(), queries.stride(0),
             out.data_ptr(), rows.tokens.data_ptr(), pool.data_ptr(), *place[:4], pool.stride(0),
             kv_heads, rows.tables.data_ptr(), rows.tables.shape[1], rows.contexts.data_ptr(),
             rows.count, place.window, float(scale),
         )  # fmt: skip
+
+    def attend_prompt(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+        request: int,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """As `TorchAttention` does."""
+        plain = softcap is None and sinks is None and batch.span_starts is None
+        prompts = prompt_kernels() if plain and query.dtype is torch.bfloat16 else None
+        if prompts is None or not prompts.suits(batch.cache, layer):
+            super().attend_prompt(query, layer, batch, request, scale, softcap, sinks, out)
+        else:
+            prompts.attend(query, layer, batch, request, scale, out)
 
     def _kernel_for(self, heads: int, place: LayerPlace, cache: KVCache) -> Kernel | None:
         """None if there is none for this layer's shape, or none can be compiled here."""
@@ -90,13 +110,6 @@ def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
     except Exception as error:  # of many kinds
         logger.warning("decode attention has no kernel for %s: %s", shape, error)
         return None
-
-
-def _heads_side_by_side(query: torch.Tensor) -> torch.Tensor:
-    """[heads, T, k_dim] → [T, heads, k_dim], a token's heads side by side; tokens may lie apart."""
-    tokens = query.transpose(0, 1)
-    side_by_side = tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]
-    return tokens if side_by_side else tokens.contiguous()
 
 
 def _rows(batch: PagedBatch) -> _Rows:

@@ -157,6 +157,12 @@ def octets(address: Any) -> Any:
 
 
 @inlined
+def pairs_of(address: Any) -> Any:
+    """uint32 from an address on, two bfloat16 each."""
+    return carray(_place(address), _FAR, np.uint32)
+
+
+@inlined
 def floats(address: Any) -> Any:
     """float32 from an address on."""
     return carray(_place(address), _FAR, np.float32)

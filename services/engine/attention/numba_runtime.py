@@ -89,6 +89,16 @@ def _openmp() -> str:
     return (beside or sorted(loaded))[0]
 
 
+def has_bfloat16_products() -> bool:
+    """Whether Numba, which is installed, compiles for a processor with AVX512-BF16. For another one
+    LLVM would end the process at such an instruction."""
+    from llvmlite import binding
+    from numba import config
+
+    own = config.CPU_NAME is None and config.CPU_FEATURES is None
+    return own and bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+
 def onednn_has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU (from AVX-512 on). Where it does not, PyTorch
     does, at a quarter of the rate of float32."""

@@ -220,8 +220,12 @@ def _halves(builder: Any, address: Any, lanes: int) -> Any:
 
 def _same(builder: Any, address: Any, lanes: int) -> Any:
     """The float32 at an address, in all lanes."""
-    value = builder.load(builder.inttoptr(address, _FLOAT.as_pointer()), align=_FLOAT_BYTES)
-    empty = ir.Constant(ir.VectorType(_FLOAT, lanes), ir.Undefined)
+    place = builder.inttoptr(address, _FLOAT.as_pointer())
+    return in_all_lanes(builder, builder.load(place, align=_FLOAT_BYTES), lanes)
+
+
+def in_all_lanes(builder: Any, value: Any, lanes: int = _MOST_LANES) -> Any:
+    empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(first, empty, _indices([0] * lanes))
 

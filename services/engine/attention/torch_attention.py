@@ -35,8 +35,22 @@ class TorchAttention:
         self.attend_single(query, layer, batch, scale, softcap, sinks, out)
         for request in batch.prompts:
             tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
-            out[tokens] = _attend_prompt(query, layer, batch, request, scale, softcap, sinks)
+            self.attend_prompt(query, layer, batch, request, scale, softcap, sinks, out[tokens])
         return out
+
+    def attend_prompt(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+        request: int,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Fill out [T, heads, v_dim] for one request's T tokens of query [heads, all, k_dim]."""
+        out.copy_(_attend_prompt(query, layer, batch, request, scale, softcap, sinks))
 
     def attend_single(
         self,

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from services.engine.attention.numba_runtime import Kernel, team
+from services.engine.attention.numba_runtime import Kernel, has_bfloat16_products, team
 
 logger = logging.getLogger(__name__)
 _SAMPLES = 4096  # weights of each layer that are looked up where its order has them
@@ -73,21 +73,13 @@ def _in_order(packed: torch.Tensor, weight: torch.Tensor, panel: int) -> bool:
 def _kernel() -> tuple[Kernel, int, int] | None:
     """With the outputs of a panel and the most rows; None without Numba or AVX512-BF16. The first
     call takes a second."""
-    if (parallel := team()) is None or not _has_bfloat16_products():
+    if (parallel := team()) is None or not has_bfloat16_products():
         return None
     try:
-        from services.engine.model.few_rows_kernel import MOST_ROWS, PANEL, few_rows
+        from services.engine.attention.numba_products import PANEL
+        from services.engine.model.few_rows_kernel import MOST, few_rows
 
-        return Kernel(few_rows, parallel), PANEL, MOST_ROWS
+        return Kernel(few_rows, parallel), PANEL, MOST
     except Exception as error:  # of many kinds; oneDNN computes as well
         logger.warning("linear layers have no kernel for few rows on this CPU: %s", error)
         return None
-
-
-def _has_bfloat16_products() -> bool:
-    """Whether Numba compiles for a processor that has them. LLVM ends the process otherwise."""
-    from llvmlite import binding
-    from numba import config
-
-    own = config.CPU_NAME is None and config.CPU_FEATURES is None
-    return own and bool(binding.get_host_cpu_features().get("avx512bf16"))

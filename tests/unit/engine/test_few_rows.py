@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.engine.attention.numba_runtime import onednn_has_bfloat16
+from services.engine.attention.numba_runtime import has_bfloat16_products, onednn_has_bfloat16
 from services.engine.model import few_rows
 from services.engine.model.few_rows import FewRows
 from services.engine.model.packed_linear import PackedLinear
@@ -83,4 +83,4 @@ def test_another_processor_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     from numba import config
 
     monkeypatch.setattr(config, "CPU_NAME", "generic")
-    assert not few_rows._has_bfloat16_products()
+    assert not has_bfloat16_products()
