@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds, check_opaque
-from protocol.decoding import accepted
+from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds
+from protocol.decoding import accepted, check_opaque
+from protocol.encoder_cache import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
-from protocol.item_metadata import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.pooling import PoolingParams
 from protocol.types import EncodeRequest, GenerateRequest, MMItem, Modality, SamplingParams
 

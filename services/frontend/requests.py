@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 
-from protocol.bounds import check_priority
 from protocol.encoder_cache import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
+from protocol.sampling_checks import check_priority
 from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.config import FrontendConfig
 from services.frontend.grammars.calls import grammar_for

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.bounds import within_bounds
+from protocol.decoding import within_bounds
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.sampling_checks import check_sampling

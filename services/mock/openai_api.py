@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
+from protocol.encoder_cache import item_metadata
 from protocol.errors import InvalidRequest, TriptychError, from_info
 from protocol.generate_answers import TokenCounts
-from protocol.item_metadata import item_metadata
 from protocol.openai import decode_chat, decode_completion
 from protocol.openai_answers import ChatCompletion, ModelCard, ModelList, TextCompletion
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput

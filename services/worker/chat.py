@@ -13,9 +13,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from protocol.encoder_cache import named_entry
+from protocol.encoder_cache import item_metadata, named_entry
 from protocol.errors import InvalidRequest, from_info
-from protocol.item_metadata import item_metadata
 from protocol.openai import CHAT_PATH
 from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from PIL.Image import Resampling
 
+from protocol.encoder_cache import SECONDS_KEY, seconds_of
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.item_metadata import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip, Taken, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused

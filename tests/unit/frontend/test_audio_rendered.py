@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.encoder_cache import item_metadata
 from protocol.errors import ConfigError, InvalidRequest, PayloadTooLarge
-from protocol.item_metadata import item_metadata
 from protocol.types import EncodeItem
 from tests.support import tiny_models
 from tests.support.audio_files import audio_file, encoded, raw_wav, tones, wav
