@@ -1,5 +1,5 @@
-"""What a request must be beyond the types of its fields: its token ids in the vocabulary, its fields
-fit for beam search, its priority allowed.
+"""What a request must be beyond the types of its fields: token ids of the vocabulary, fields that
+go with beam search, a priority that is allowed.
 """
 
 from __future__ import annotations

@@ -19,10 +19,9 @@ from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
-from proxy.request_state import Tries
-from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.patience import Patience
+from proxy.work import SingleFlight, Tries
 
 _KNOWN = 100_000  # items whose encoder is remembered
 
@@ -208,12 +207,8 @@ class EncodeStage:
         # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
-        patience = Patience(
-            time.monotonic() + self.timeout_s,
-            answer_s=self.timeout_s,
-            alive=lambda: not encoder.lost,
-            fits=encoder.may_say,
-        )
+        deadline = time.monotonic() + self.timeout_s
+        patience = Patience(deadline, answer_s=self.timeout_s, worker=encoder)
         headers = traced({"content-type": MSGPACK}, item.record)
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
