@@ -11,10 +11,10 @@ from typing import Any
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError, from_info
-from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode
+from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
@@ -203,7 +203,7 @@ class EncodeStage:
         return output.cached
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
-        wanted = EncodeItem.of(item.item, data)
+        wanted = encode_item(item.item, data)
         # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)

@@ -9,8 +9,8 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
-from services.frontend.grammars.calls import forced_call
 from services.frontend.grammars.json_schema import check_grammar
+from services.frontend.grammars.requested import forced_call
 from services.frontend.parsing.choosing import TOOL_FORMATS
 from services.frontend.parsing.reading import Reading
 from services.frontend.render import Frontend
