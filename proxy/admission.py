@@ -89,7 +89,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return self._queue.count
 
     def resize(self, room: int, at_once: float) -> None:
         """Workers have come, gone or changed."""
@@ -113,9 +113,9 @@ class Admission:
         """Whether a request is under way at once, as no other one waits and there is room."""
         if self._limited:
             self._shares.asks(tenant, self._clock() * 1e3)
-        if len(self._queue):
+        if self._queue.count:
             self.pump()
-        if len(self._queue) or not self._has_room():
+        if self._queue.count or not self._has_room():
             return False
         if self._limited and not self._allows(tenant, self._clock() * 1e3):
             return False
@@ -152,7 +152,7 @@ class Admission:
         self.under_way -= 1
         if self._limited:
             self._shares.leave(tenant)
-        if len(self._queue):
+        if self._queue.count:
             self.pump()
 
     async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
@@ -198,7 +198,7 @@ class Admission:
     def pump(self) -> None:
         """Those who wait enter as far as there is room, and their shares allow."""
         now_ms = self._clock() * 1e3
-        while len(self._queue) and self._has_room():
+        while self._queue.count and self._has_room():
             waiting = self._queue.in_order()
             ticket = next((one for one in waiting if self._allows(one.tenant, now_ms)), None)
             if ticket is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from protocol.logs import worker_line
-from protocol.refs import compatibility_of, fits
+from protocol.refs import fits
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.model_mistakes import about_own_models, strangers
 from proxy.fleet.worker import Instance
@@ -18,6 +18,7 @@ from proxy.fleet.worker import Instance
 logger = logging.getLogger(__name__)
 _BAD = ("down", "frozen", "avoided")
 _SEE_EC = "(model@weights:dtype:transport; see --model, --dtype, --ec-transfer-config)"
+_KV, _EC = attrgetter("kv_compatibility"), attrgetter("ec_compatibility")
 _Kind = Callable[[Instance], str]
 
 
@@ -88,10 +89,10 @@ def _unpaired_kv(prefill: Sequence[Instance], decode: Sequence[Instance]) -> Ite
         (prefill, decode, "decode", "to"),
         (decode, prefill, "prefill", "from"),
     ):
-        for worker in _unpaired(workers, partners, _kv):
+        for worker in _unpaired(workers, partners, _KV):
             yield (
                 f"{worker.role} worker {worker.url} can hand no KV {way} any {role} worker: its KV "
-                f"is {_kv(worker)}, theirs {', '.join(_kinds(partners, _kv))} "
+                f"is {worker.kv_compatibility}, theirs {', '.join(_kinds(partners, _KV))} "
                 "(model@weights:layout:transport; see --dtype, --kv-cache-dtype, --block-size, "
                 "--kv-transfer-config)"
             )
@@ -100,26 +101,18 @@ def _unpaired_kv(prefill: Sequence[Instance], decode: Sequence[Instance]) -> Ite
 def _unpaired_ec(encoders: Sequence[Instance], readers: Sequence[Instance]) -> Iterator[str]:
     """A sentence for each worker that can read no encoder's embeddings; then for each encoder whose
     embeddings no reader can read, unless no reader can read any."""
-    blind = _unpaired(readers, encoders, _ec)
+    blind = _unpaired(readers, encoders, _EC)
     for worker in blind:
         yield (
             f"{worker.role} worker {worker.url} can read no encode worker's embeddings: its EC is "
-            f"{_ec(worker)}, that of {_described(encoders)} {_SEE_EC}"
+            f"{worker.ec_compatibility}, that of {_described(encoders)} {_SEE_EC}"
         )
     if len(blind) < len(readers):
-        for encoder in _unpaired(encoders, readers, _ec):
+        for encoder in _unpaired(encoders, readers, _EC):
             yield (
                 f"encode worker {encoder.url} makes embeddings that no worker can read: its EC is "
-                f"{_ec(encoder)}, that of {_described(readers)} {_SEE_EC}"
+                f"{encoder.ec_compatibility}, that of {_described(readers)} {_SEE_EC}"
             )
-
-
-def _kv(worker: Instance) -> str:
-    return compatibility_of(worker.kv_endpoint)
-
-
-def _ec(worker: Instance) -> str:
-    return worker.ec_compatibility
 
 
 def _kinds(workers: Sequence[Instance], kind: _Kind) -> list[str]:
@@ -129,8 +122,8 @@ def _kinds(workers: Sequence[Instance], kind: _Kind) -> list[str]:
 def _described(workers: Sequence[Instance]) -> str:
     """The workers by the kind of their EC."""
     return ", ".join(
-        f"{' and '.join(w.url for w in workers if _ec(w) == kind)} is {kind}"
-        for kind in _kinds(workers, _ec)
+        f"{' and '.join(w.url for w in workers if w.ec_compatibility == kind)} is {kind}"
+        for kind in _kinds(workers, _EC)
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from protocol.refs import compatibility_of, fits
 from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, Unreadable
@@ -88,7 +87,8 @@ def by_load(
 
 def hands_over(prefill: Instance, decode: Instance) -> bool:
     """Whether their KV is of one compatibility; one that does not say fits all."""
-    return fits(compatibility_of(prefill.kv_endpoint), compatibility_of(decode.kv_endpoint))
+    kinds = prefill.kv_compatibility, decode.kv_compatibility
+    return "" in kinds or kinds[0] == kinds[1]
 
 
 def reader_of(encoders: Iterable[Instance]) -> Callable[[Instance], bool]:

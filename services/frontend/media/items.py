@@ -14,10 +14,9 @@ from protocol.types import FrameSampling, MMItem, Modality
 from services.frontend.audio.kind import Sounds
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
-from services.frontend.media.fetching import OFFLOAD_BYTES, MediaFetcher
+from services.frontend.media.fetching import OFFLOAD_BYTES, MediaFetcher, beginning
 from services.frontend.media.kinds import Kind, Pictures, Videos, Wanted, naming
 from services.frontend.media.lookups import ANONYMOUS, Caller
-from services.frontend.media.off_loop import beginning
 from services.frontend.media.pixel_bounds import IO_PARAM
 from services.frontend.media.store import KnownMedia, MediaStore, ReferenceBook
 from services.frontend.model_info import ModelInfo

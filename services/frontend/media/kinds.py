@@ -12,10 +12,9 @@ import msgspec
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
 from services.frontend.clips.limits import container_of
-from services.frontend.clips.readers import BUSY, ClipReaders
+from services.frontend.clips.readers import BUSY, BoundedThreads, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Clips, Extent, Family
-from services.frontend.media.off_loop import BoundedThreads
 from services.frontend.media.picture_formats import probe, refuse_other_pictures
 from services.frontend.media.pixel_bounds import (
     PARAM,
