@@ -17,7 +17,7 @@ from services.frontend.media.items import ItemLoader
 from services.frontend.media.lookups import ANONYMOUS, Caller
 from services.frontend.media.store import MediaStore
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.choosing import Parsers
+from services.frontend.parsing.reading import Parsers
 from services.frontend.pooling.inputs import PoolingInputs
 from services.frontend.pooling.model import with_pooler
 from services.frontend.prompts.chat_text import ChatText
