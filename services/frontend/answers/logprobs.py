@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
@@ -50,7 +50,7 @@ class ShownLogprobs:
     spec: OutputSpec
     spelling: Spelling
     shown: list[int]
-    _prompt: list[PositionLogprobs | None] = field(default_factory=lambda: [None])
+    _prompt: Sequence[PositionLogprobs] = ()
 
     def of_chat(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
         top = self.spec.logprobs
@@ -72,13 +72,14 @@ class ShownLogprobs:
 
     def take_prompt(self, scores: Sequence[PositionLogprobs]) -> None:
         """Of the prompt's tokens but the first."""
-        self._prompt = [None, *scores]
+        self._prompt = scores
 
     @property
     def _scores(self) -> list[PositionLogprobs | None]:
-        if len(self._prompt) != len(self.spec.prompt_token_ids):
+        scores = [None, *self._prompt]
+        if len(scores) != len(self.spec.prompt_token_ids):
             raise UpstreamError("the worker did not score the prompt")
-        return self._prompt
+        return scores
 
     def echoed(self) -> TextLogprobs | None:
         """Of the prompt, as the output's follow them."""

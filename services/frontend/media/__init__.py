@@ -8,5 +8,5 @@ store            bytes of requests under way, bounded in memory; media a client 
 picture_formats  a picture's size without decoding it: PNG, JPEG, GIF, BMP, TIFF; `webp`: of WebP
 picture_header   what the header of any picture says; EXIF and XMP
 image            the canonical decoding to RGB, for encoders
-pixel_bounds     how large pictures and frames may become, by `mm_processor_kwargs`
+pixel_bounds     how large pictures and frames may become, by `mm_processor_kwargs`, and do
 """
