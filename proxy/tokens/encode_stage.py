@@ -71,21 +71,21 @@ class EncodeStage:
         request: GenerateRequest,
         media: Mapping[str, bytes],
         plan: Plan,
-        done: Callable[[str, float, bool], None],
-        record: RequestRecord | None = None,
+        record: RequestRecord,
+        done: Callable[[float, str], None],
     ) -> None:
-        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash,
-        of the seconds it took, and whether the item had been encoded before.
+        """Every item whose bytes are at hand is with an encoder; `done` is told of the seconds that
+        each one took, and of its mm_hash.
 
         Raises the first error; what other requests wait for goes on.
         """
 
-        record = record or RequestRecord(kept=False)
-
         async def one(item: _Item) -> None:
             start = time.monotonic()
             cached = await self._join(item)
-            done(item.mm_hash, time.monotonic() - start, cached)
+            record.embedded += cached
+            record.used("encode", self._known.get(item.key, ""))
+            done(time.monotonic() - start, item.mm_hash)
 
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
@@ -99,10 +99,6 @@ class EncodeStage:
             for task in tasks:
                 # A flight goes on for the other requests that wait for it.
                 task.cancel()
-
-    def encoder_of(self, mm_hash: str, plan: Plan) -> str:
-        """URL of the encoder that held a planned item last, "" if none is known."""
-        return self._known.get(_key(mm_hash, plan), "")
 
     @property
     def busy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
@@ -181,18 +182,12 @@ class TokensStages:
         self.encode_stage.let_finish(task)
 
     async def _encode(self, attempt: Attempt) -> None:
-        def done(mm_hash: str, elapsed_s: float, cached: bool) -> None:
-            name = attempt.wanted.request_id
-            self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
-            state.record.used("encode", self.encode_stage.encoder_of(mm_hash, attempt.plan))
-            state.record.embedded += cached
-
-        state = attempt.state
+        state, wanted = attempt.state, attempt.wanted
         if all(item.mm_hash in attempt.plan.held for item in attempt.items):
             return  # also if there are none
         with state.record.during("encode"):
-            run = self.encode_stage.run
-            await run(attempt.wanted, state.media, attempt.plan, done, state.record)
+            done = functools.partial(self._planner.stage_over, wanted.request_id, "encode")
+            await self.encode_stage.run(wanted, state.media, attempt.plan, state.record, done)
 
 
 async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
