@@ -10,8 +10,7 @@ from protocol import anthropic_members as members
 from protocol.agent_fields import MESSAGES
 from protocol.bounds import Positive, Temperature, TopK, TopP
 from protocol.decoding import accepted
-from protocol.members import Members
-from protocol.request_parser import RequestParser
+from protocol.request_fields import Members, RequestParser
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 _R = TypeVar("_R", bound="CountRequest")

@@ -6,13 +6,9 @@ processes carry; what counts tokens fits 32, which is what block keys are made o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta
-
-from protocol.decoding import accepted
-from protocol.errors import InvalidRequest
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -21,7 +17,6 @@ MAX_LOGPROBS = 20
 MAX_NAMED_TOKENS = 128
 MAX_BEAMS = 16
 MOST_RATE = 1000.0  # a second
-_MAX_DEPTH = 32
 
 Int64 = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 Natural = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -43,38 +38,3 @@ MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=1e9)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
-
-_S = TypeVar("_S", bound=msgspec.Struct)
-
-
-def within_bounds(value: _S) -> _S:
-    """`value`, made in this process, as if it had been decoded; `InvalidRequest` names the field
-    that is out of range."""
-    return accepted(lambda fields: msgspec.convert(fields, type(value)), msgspec.to_builtins(value))
-
-
-def check_opaque(value: Any, name: str) -> None:
-    """`InvalidRequest` if a JSON value that is passed on as it is has an integer of more than 64
-    bits, or is nested too deep for a message."""
-    # No recursion: JSON of a client may be nested at will.
-    stack = [(value, 0)]
-    while stack:
-        part, depth = stack.pop()
-        if depth > _MAX_DEPTH:
-            raise InvalidRequest(f"{name} is nested too deep", param=name)
-        if isinstance(part, dict):
-            stack += [(entry, depth + 1) for entry in part.values()]
-        elif isinstance(part, list):
-            stack += [(entry, depth + 1) for entry in part]
-        elif type(part) is int and not -INT64_MAX - 1 <= part <= INT64_MAX:
-            raise InvalidRequest(f"{name} has an integer of more than 64 bits", param=name)
-
-
-def check_priority(priority: float, lowest: int) -> None:
-    """`InvalidRequest` if a request would run before more others than `lowest` allows."""
-    if priority < lowest:
-        raise InvalidRequest(
-            f"priority must be at least {lowest} here, not {priority}: lower values "
-            "run earlier, and --min-priority says how low they may be",
-            param="priority",
-        )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.members import Members
-from protocol.request_fields import RowsOf
+from protocol.request_fields import Members, RowsOf
 
 _C = RowsOf("chat")
 _TEMPLATE = "Further members reach the chat template."

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from protocol.chat_members import CALL, CALLED, INPUT_AUDIO, MEDIA_URL, MESSAGE, PART
-from protocol.members import Members
+from protocol.request_fields import Members
 
 Json = dict[str, Any]
 _MEDIA: Mapping[str, Members] = MappingProxyType(

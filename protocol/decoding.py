@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from protocol.bounds import INT64_MAX
 from protocol.errors import InvalidRequest
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _SHOWN = 64  # characters of the caller's own
+_MAX_DEPTH = 32  # of JSON that is passed on
 _D = TypeVar("_D")
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def decoded(
@@ -91,6 +94,12 @@ def accepted(
         raise InvalidRequest(f"the {kind} is nested too deep", code=code) from None
 
 
+def within_bounds(value: _S) -> _S:
+    """`value`, made in this process, as if it had been decoded; `InvalidRequest` names the field
+    that is out of range."""
+    return accepted(lambda fields: msgspec.convert(fields, type(value)), msgspec.to_builtins(value))
+
+
 def converted(value: Any, kind: type[_T], param: str, inside: str = "") -> _T:
     """`value`, of the field `param`, as `kind`; `InvalidRequest` names the field in it that is not
     what it must be, after `inside`."""
@@ -102,6 +111,23 @@ def converted(value: Any, kind: type[_T], param: str, inside: str = "") -> _T:
         if unknown_field(error) is not None:
             raise unknown_parameter(where) from None
         raise InvalidRequest(f"{param}: {error}", param=where) from None
+
+
+def check_opaque(value: Any, name: str) -> None:
+    """`InvalidRequest` if a JSON value that is passed on as it is has an integer of more than 64
+    bits, or is nested too deep for a message."""
+    # No recursion: JSON of a client may be nested at will.
+    stack = [(value, 0)]
+    while stack:
+        part, depth = stack.pop()
+        if depth > _MAX_DEPTH:
+            raise InvalidRequest(f"{name} is nested too deep", param=name)
+        if isinstance(part, dict):
+            stack += [(entry, depth + 1) for entry in part.values()]
+        elif isinstance(part, list):
+            stack += [(entry, depth + 1) for entry in part]
+        elif type(part) is int and not -INT64_MAX - 1 <= part <= INT64_MAX:
+            raise InvalidRequest(f"{name} has an integer of more than 64 bits", param=name)
 
 
 _BOUND = re.compile(r"Expected `(int|float)` (<=?|>=?) ")

@@ -2,7 +2,9 @@
 
 Pulled: vLLM keys an entry by the client's uuid where there is one; embeddings here are kept by
 content. An entry keyed by a uuid therefore says the content's `mm_hash` too, and proxies hand it
-back as they got it.
+back as they got it. An entry's `metadata` describes the item as in vLLM's EPD protocol, under
+transformers' names: its grid, the seconds between frames of a clip, the tokens between its runs of
+placeholders, and how many tokens audio becomes.
 
 Pushed: encoders write embeddings to a consumer named to them, which listens on one ZMQ address for
 each of its data-parallel ranks. Proxies learn these from flags or from `POST /instances`. Source:
@@ -19,8 +21,9 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from protocol.bounds import INT32_MAX
 from protocol.errors import InvalidRequest, NotServing
-from protocol.types import EncodeOutput, EncodeRequest
+from protocol.types import EncodeOutput, EncodeRequest, MMItem, Modality
 
 MAX_NAME_CHARS = 256
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
@@ -56,6 +59,68 @@ def by_content(params: dict[str, Any] | None) -> dict[str, Any] | None:
         return params
     found = {content_name(params, uuid): reported(params, uuid) for uuid in params}
     return {**{name: entry for name, entry in found.items() if is_mm_hash(name)}, **params}
+
+
+SECONDS_KEY = "second_per_grid_ts"
+GAPS_KEY = "tokens_between_grid_ts"
+AUDIO_TOKENS_KEY = "num_audio_tokens"
+MOST_SECONDS = 86_400  # between two of a clip's grid's t
+
+
+def grid_key(modality: Modality) -> str:
+    return f"{modality}_grid_thw"
+
+
+def item_metadata(item: MMItem) -> dict[str, Any]:
+    """`metadata` of an item's `ec_transfer_params` entry."""
+    metadata: dict[str, Any] = {grid_key(item.modality): list(item.grid)} if item.grid else {}
+    if item.seconds_per_grid:
+        metadata[SECONDS_KEY] = item.seconds_per_grid
+    if item.gaps:
+        metadata[GAPS_KEY] = list(item.gaps)
+    if item.modality == "audio":
+        metadata[AUDIO_TOKENS_KEY] = item.length
+    return metadata
+
+
+def metadata_of(entry: Any) -> dict[str, Any]:
+    metadata = entry.get("metadata") if isinstance(entry, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def grid_of(metadata: dict[str, Any], modality: Modality) -> tuple[int, ...]:
+    grid = metadata.get(grid_key(modality))
+    if grid is None:
+        return ()
+    if not isinstance(grid, list) or not all(type(n) is int and 0 < n <= INT32_MAX for n in grid):
+        raise InvalidRequest(
+            f"ec_transfer_params: {grid_key(modality)} must be a list of positive integers",
+            param="ec_transfer_params",
+        )
+    return tuple(grid)
+
+
+def seconds_of(metadata: dict[str, Any], param: str) -> float:
+    """Seconds between two of a clip's grid's t, 0 where nothing says; `InvalidRequest` (`param`) if
+    that is no such number."""
+    seconds = metadata.get(SECONDS_KEY, 0.0)
+    # True is an int to Python, and no number to clients.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidRequest(f"{param}: {SECONDS_KEY} must be a number", param=param)
+    if not 0 <= seconds <= MOST_SECONDS:
+        message = f"{param}: {SECONDS_KEY} must be at least 0 and at most {MOST_SECONDS}"
+        raise InvalidRequest(message, param=param)
+    return float(seconds)
+
+
+def gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
+    gaps = metadata.get(GAPS_KEY, [])
+    if not isinstance(gaps, list) or not all(type(n) is int and 0 <= n <= INT32_MAX for n in gaps):
+        raise InvalidRequest(
+            f"ec_transfer_params: {GAPS_KEY} must be a list of numbers of tokens",
+            param="ec_transfer_params",
+        )
+    return tuple(gaps)
 
 
 RANK_HEADER = "x-data-parallel-rank"

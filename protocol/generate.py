@@ -12,12 +12,19 @@ from typing import Any
 
 import msgspec
 
-from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds, check_opaque
-from protocol.decoding import accepted
+from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds
+from protocol.decoding import accepted, check_opaque
+from protocol.encoder_cache import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
-from protocol.item_metadata import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.pooling import PoolingParams
-from protocol.types import EncodeRequest, GenerateRequest, MMItem, Modality, SamplingParams
+from protocol.types import (
+    EncodeItem,
+    EncodeRequest,
+    GenerateRequest,
+    MMItem,
+    Modality,
+    SamplingParams,
+)
 
 GENERATE_PATH = "/inference/v1/generate"
 INSTANCE_HEADER = "x-triptych-instance"
@@ -197,6 +204,13 @@ def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, 
         grid_of(metadata, modality),
         seconds_per_grid=seconds_of(metadata, "ec_transfer_params"),
         gaps=gaps_of(metadata),
+    )
+
+
+def encode_item(item: MMItem, data: bytes | None) -> EncodeItem:
+    """A media item of a prompt, as an encoder is asked for it."""
+    return EncodeItem(
+        item.mm_hash, item.modality, item.length, item.grid, data, item.pixels, item.frames
     )
 
 

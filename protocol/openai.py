@@ -29,13 +29,12 @@ from protocol.bounds import (
     TopK,
     TopP,
     Truncation,
-    check_opaque,
 )
 from protocol.chat_messages import ChatMessage, read_message
-from protocol.decoding import accepted
+from protocol.decoding import accepted, check_opaque
 from protocol.errors import InvalidRequest
 from protocol.nvext import NVEXT, fields_of_nvext, member_of
-from protocol.request_parser import RequestParser
+from protocol.request_fields import RequestParser
 from protocol.request_table import FIELDS
 from protocol.rtp_config import config_fields, name_in
 

@@ -14,7 +14,7 @@ from protocol.bounds import Int64, Natural, Positive, Truncation
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.pooling_fields import POOLING_FIELDS
-from protocol.request_parser import RequestParser
+from protocol.request_fields import RequestParser
 
 MAX_INPUTS = 2048
 _CHAT = (

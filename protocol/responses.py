@@ -18,7 +18,7 @@ from protocol.bounds import (
     TopP,
 )
 from protocol.decoding import accepted
-from protocol.request_parser import RequestParser
+from protocol.request_fields import RequestParser
 from protocol.responses_members import EFFORT, TEXT
 
 RESPONSES_PATH = "/v1/responses"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from protocol.members import Members
-from protocol.request_fields import RowsOf
+from protocol.request_fields import Members, RowsOf
 
 _R = RowsOf("responses")
 _ECHOED = "Comes back with an answer."

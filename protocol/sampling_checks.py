@@ -1,5 +1,5 @@
-"""What a request's sampling parameters must be beyond their types: token ids of the vocabulary, and
-fields that go with beam search.
+"""What a request must be beyond the types of its fields: token ids of the vocabulary, fields that
+go with beam search, a priority that is allowed.
 """
 
 from __future__ import annotations
@@ -84,3 +84,13 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
                 f"emitted: choice {index} has all of its {request.sampling.max_tokens} tokens",
                 param="emitted",
             )
+
+
+def check_priority(priority: float, lowest: int) -> None:
+    """`InvalidRequest` if a request would run before more others than `lowest` allows."""
+    if priority < lowest:
+        raise InvalidRequest(
+            f"priority must be at least {lowest} here, not {priority}: lower values "
+            "run earlier, and --min-priority says how low they may be",
+            param="priority",
+        )

@@ -10,7 +10,7 @@ from protocol.errors import InvalidRequest
 from protocol.pooling_answers import PoolingUsage
 from protocol.pooling_fields import POOLING_FIELDS
 from protocol.pooling_requests import TextFields
-from protocol.request_parser import RequestParser
+from protocol.request_fields import RequestParser
 
 
 class SparseRequest(TextFields, kw_only=True):

@@ -193,13 +193,6 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
     frames: FrameSampling | None = None  # as in `MMItem`
 
-    @staticmethod
-    def of(item: MMItem, data: bytes | None) -> EncodeItem:
-        """A media item of a prompt."""
-        return EncodeItem(
-            item.mm_hash, item.modality, item.length, item.grid, data, item.pixels, item.frames
-        )
-
 
 class EncodeRequest(msgspec.Struct, omit_defaults=True):
     """`holder` is the id of the generate request that needs the items: their embeddings are kept

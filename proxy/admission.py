@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 from protocol.errors import DeadlineExceeded, TriptychError, Unavailable
-from proxy.request_state import RequestState
+from proxy.work import RequestState
 from services.admission.queue import AdmissionQueue
 from services.admission.tenant_shares import TenantShares
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
@@ -65,19 +65,19 @@ class InFlight:
 class Admission:
     """Lets as many requests begin as the workers have room for. Tenants share the queue fairly.
 
-    `room`: requests that may be under way, 0 for any number; the fleet calls `pump` when it grows.
-    `at_once`: requests that all workers run at once.
+    `room`: requests that may be under way, 0 for any number. `at_once`: requests that all workers
+    run at once.
     """
 
     def __init__(
         self,
-        room: Callable[[], int],
+        room: int,
         limits: QueueLimits,
         clock: Callable[[], float] = time.monotonic,
-        at_once: Callable[[], float] = lambda: math.inf,
+        at_once: float = math.inf,
     ) -> None:
-        self._room = room
-        self._at_once = at_once
+        self.room = room
+        self.at_once = at_once
         self._shares = TenantShares(limits.tenant_share)
         self._limited = self._shares.limit
         self._clock = clock
@@ -89,7 +89,12 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return self._queue.count
+
+    def resize(self, room: int, at_once: float) -> None:
+        """Workers have come, gone or changed."""
+        self.room, self.at_once = room, at_once
+        self.pump()
 
     @contextlib.asynccontextmanager
     async def admitted(self, state: RequestState, cost: float) -> AsyncGenerator[None, None]:
@@ -108,10 +113,9 @@ class Admission:
         """Whether a request is under way at once, as no other one waits and there is room."""
         if self._limited:
             self._shares.asks(tenant, self._clock() * 1e3)
-        if len(self._queue):
+        if self._queue.count:
             self.pump()
-        room = self._room()
-        if (room and self.under_way >= room) or len(self._queue):
+        if self._queue.count or not self._has_room():
             return False
         if self._limited and not self._allows(tenant, self._clock() * 1e3):
             return False
@@ -119,7 +123,7 @@ class Admission:
         return True
 
     def _allows(self, tenant: str, now_ms: float) -> bool:
-        return self._shares.allows(tenant, self._at_once(), now_ms)
+        return self._shares.allows(tenant, self.at_once, now_ms)
 
     def _enter(self, tenant: str) -> None:
         self.under_way += 1
@@ -133,7 +137,7 @@ class Admission:
             None,
             self._clock() * 1e3,
             _LEAST_RETRY_S,
-            self._room(),
+            self.room,
             tenant=state.caller.tenant,
             priority=min(_HIGHEST, max(_LOWEST, DEFAULT_PRIORITY - state.priority)),
             cost=cost,
@@ -148,7 +152,7 @@ class Admission:
         self.under_way -= 1
         if self._limited:
             self._shares.leave(tenant)
-        if len(self._queue):
+        if self._queue.count:
             self.pump()
 
     async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
@@ -189,13 +193,12 @@ class Admission:
             self.leave(ticket.tenant)
 
     def _has_room(self) -> bool:
-        room = self._room()
-        return not room or self.under_way < room
+        return not self.room or self.under_way < self.room
 
     def pump(self) -> None:
         """Those who wait enter as far as there is room, and their shares allow."""
         now_ms = self._clock() * 1e3
-        while len(self._queue) and self._has_room():
+        while self._queue.count and self._has_room():
             waiting = self._queue.in_order()
             ticket = next((one for one in waiting if self._allows(one.tenant, now_ms)), None)
             if ticket is None:

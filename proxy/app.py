@@ -33,13 +33,12 @@ from services.grpc.doors import Behind, Place, door
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
-from services.http.answer_headers import RequestIdHeader
 from services.http.anthropic import messaging
 from services.http.api_docs import described
 from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
 from services.http.pooling import pooling
-from services.http.records import Recorded
+from services.http.records import Recorded, RequestIdHeader
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
 from services.http.rtp_operations import EPLB_PATH, UPDATE_PATH, rtp_health

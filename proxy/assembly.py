@@ -155,8 +155,12 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
         config.max_queue, config.max_queue_wait, config.queue_timeout, config.tenant_share
     )
     room = Room(fleet, config.max_per_worker)
-    admission = Admission(lambda: room.requests, limits, at_once=lambda: room.at_once)
+    admission = Admission(room.requests, limits, at_once=room.at_once)
+
+    def count() -> None:
+        room.count()
+        admission.resize(room.requests, room.at_once)
+
     metrics.watch_queue(lambda: admission.waiting)
-    fleet.subscribe(room.count)
-    fleet.subscribe(admission.pump)
+    fleet.subscribe(count)
     return OwnView(fleet, admission)

@@ -9,9 +9,8 @@ from pathlib import Path
 from protocol.agent_fields import AGENT_FIELDS
 from protocol.anthropic_members import MESSAGES_MEMBERS
 from protocol.chat_members import CHAT_MEMBERS
-from protocol.members import Members
 from protocol.pooling_fields import POOLING_FIELDS
-from protocol.request_fields import RequestField, Route, State
+from protocol.request_fields import Members, RequestField, Route, State
 from protocol.request_table import FIELDS
 from protocol.responses_members import RESPONSES_MEMBERS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute

@@ -19,6 +19,7 @@ from protocol.errors import (
 )
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.openai_answers import OWNER
+from protocol.refs import compatibility_of
 from proxy.fleet.worker import Dialect, Instance
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import NOT_A_WORKER, WRONG_KEY, CallFailed
@@ -70,6 +71,7 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     instance.revision = _text(info, "revision")
     instance.tokenizer = _text(info, "tokenizer")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
+    instance.kv_compatibility = compatibility_of(instance.kv_endpoint)
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.ec_compatibility = _text(info, "ec_compatibility")
     instance.max_running = _count(info, "max_num_seqs")

@@ -11,7 +11,6 @@ from operator import attrgetter
 from blake3 import blake3
 
 from protocol.errors import IncompatiblePeer, Unavailable
-from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.own_model import OwnModels, models_of
 from proxy.fleet.roster import Roster
@@ -84,11 +83,12 @@ class Fleet(Roster):
         can do the work, then suspects are. `model`: the name that a request gives, None for any.
         `reader`: the EC compatibility of the worker that is to read their embeddings."""
         now = time.monotonic()
-        able = [instance for instance in self.of(role) if instance.usable(now)]
+        able = [instance for instance in self.by_role[role] if instance.usable(now)]
         if model is not None:
             able = self.models.serving(able, model)
         if reader:
-            able = [instance for instance in able if fits(instance.ec_compatibility, reader)]
+            # One that does not say what its embeddings are like fits every reader.
+            able = [instance for instance in able if instance.ec_compatibility in ("", reader)]
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
@@ -96,7 +96,7 @@ class Fleet(Roster):
     def choose(self, role: Role, avoid: Some = (), model: str | None = None) -> Instance:
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
-        workers = self.of(role)
+        workers = self.by_role[role]
         # A small fleet has one of a role: no lists are made for each of its requests.
         if len(workers) == 1 and not self.models.several:
             (only,) = workers
@@ -120,7 +120,7 @@ class Fleet(Roster):
     def replaceable(self, instance: Instance) -> bool:
         """Whether a worker that answers in time could take this one's work."""
         computing = instance.role != "encode" and self.relayed != "all"
-        peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
+        peers = [*self.prefill, *self.decode] if computing else self.by_role[instance.role]
         now = time.monotonic()
         others = (
             peer
@@ -171,7 +171,7 @@ class Fleet(Roster):
         if others := self._others(meant):
             return NoWorker(self.own.of(meant).unserved(others), retry_after_s=1.0)
         now = time.monotonic()
-        waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
+        waits = [i.breaker.wait_s(now) for i in self.by_role[role] if i.up and not i.draining]
         why = f"no {role} worker is up"
         if self.models.rendered and model:
             why = f"no {role} worker that serves '{model}' is up"

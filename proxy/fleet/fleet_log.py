@@ -6,17 +6,20 @@ Mistakes are found when workers come, not by users.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from protocol.logs import worker_line
+from protocol.refs import fits
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.model_mistakes import about_own_models, strangers
-from proxy.fleet.pairing import unpaired_ec, unpaired_kv
 from proxy.fleet.worker import Instance
 
 logger = logging.getLogger(__name__)
 _BAD = ("down", "frozen", "avoided")
+_SEE_EC = "(model@weights:dtype:transport; see --model, --dtype, --ec-transfer-config)"
+_KV, _EC = attrgetter("kv_compatibility"), attrgetter("ec_compatibility")
+_Kind = Callable[[Instance], str]
 
 
 def state_of(instance: Instance) -> str:
@@ -74,10 +77,64 @@ def _model_by_model(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[s
 def _among(encode: list[Instance], prefill: list[Instance], decode: list[Instance]) -> list[str]:
     """Of workers that one request may meet."""
     return [
-        *unpaired_kv(prefill, decode),
-        *unpaired_ec(encode, prefill or decode),
+        *_unpaired_kv(prefill, decode),
+        *_unpaired_ec(encode, prefill or decode),
         *strangers([*encode, *prefill, *decode]),
     ]
+
+
+def _unpaired_kv(prefill: Sequence[Instance], decode: Sequence[Instance]) -> Iterator[str]:
+    """A sentence for each worker whose KV none of its partners can exchange with it."""
+    for workers, partners, role, way in (
+        (prefill, decode, "decode", "to"),
+        (decode, prefill, "prefill", "from"),
+    ):
+        for worker in _unpaired(workers, partners, _KV):
+            yield (
+                f"{worker.role} worker {worker.url} can hand no KV {way} any {role} worker: its KV "
+                f"is {worker.kv_compatibility}, theirs {', '.join(_kinds(partners, _KV))} "
+                "(model@weights:layout:transport; see --dtype, --kv-cache-dtype, --block-size, "
+                "--kv-transfer-config)"
+            )
+
+
+def _unpaired_ec(encoders: Sequence[Instance], readers: Sequence[Instance]) -> Iterator[str]:
+    """A sentence for each worker that can read no encoder's embeddings; then for each encoder whose
+    embeddings no reader can read, unless no reader can read any."""
+    blind = _unpaired(readers, encoders, _EC)
+    for worker in blind:
+        yield (
+            f"{worker.role} worker {worker.url} can read no encode worker's embeddings: its EC is "
+            f"{worker.ec_compatibility}, that of {_described(encoders)} {_SEE_EC}"
+        )
+    if len(blind) < len(readers):
+        for encoder in _unpaired(encoders, readers, _EC):
+            yield (
+                f"encode worker {encoder.url} makes embeddings that no worker can read: its EC is "
+                f"{encoder.ec_compatibility}, that of {_described(readers)} {_SEE_EC}"
+            )
+
+
+def _kinds(workers: Sequence[Instance], kind: _Kind) -> list[str]:
+    return sorted({kind(worker) for worker in workers})
+
+
+def _described(workers: Sequence[Instance]) -> str:
+    """The workers by the kind of their EC."""
+    return ", ".join(
+        f"{' and '.join(w.url for w in workers if w.ec_compatibility == kind)} is {kind}"
+        for kind in _kinds(workers, _EC)
+    )
+
+
+def _unpaired(
+    workers: Sequence[Instance], partners: Sequence[Instance], kind: _Kind
+) -> list[Instance]:
+    """Workers that fit none of their partners, where there are any."""
+    kinds = _kinds(partners, kind)
+    if not kinds:
+        return []
+    return [worker for worker in workers if not any(fits(kind(worker), one) for one in kinds)]
 
 
 class MistakeLog:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from protocol.logs import worker_line
+from protocol.refs import compatibility_of
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet
@@ -153,6 +154,7 @@ class FleetWatcher:
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.known_to_master = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.kv_compatibility = compatibility_of(info.kv_endpoint)
         known.ec_compatibility = info.ec_compatibility
         # A flag may have named them where the master knows none.
         known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from protocol.types import Role
 from proxy.fleet.own_model import OwnModels
@@ -24,6 +24,7 @@ class Roster:
     encode: list[Instance] = field(default_factory=list)  # workers that serve this stage
     prefill: list[Instance] = field(default_factory=list)  # likewise
     decode: list[Instance] = field(default_factory=list)  # likewise, and workers of all stages
+    by_role: dict[Role, list[Instance]] = field(init=False)  # the same lists
     breaker: Callable[[], Breaker] = Breaker  # makes the circuit breaker of a worker that is added
     relayed: Relayed = "none"  # requests that could meet a worker which speaks only `openai`
     forced: Dialect | None = None  # of all workers, by --dialect; None: each is asked
@@ -42,14 +43,10 @@ class Roster:
     _observers: list[Callable[[], None]] = field(default_factory=list)  # told by `news`
 
     def __post_init__(self) -> None:
+        other = dict.fromkeys(get_args(Role), self.decode)
+        self.by_role = {**other, "encode": self.encode, "prefill": self.prefill}
         names = [one.names for one in self.own.all]
         self.models = RenderedModels(names) if self.own.several else ServedModels()
-
-    def of(self, role: Role) -> list[Instance]:
-        """The workers of a role."""
-        if role == "encode":
-            return self.encode
-        return self.prefill if role == "prefill" else self.decode
 
     def all(self) -> list[Instance]:
         return [*self.encode, *self.prefill, *self.decode]
@@ -62,26 +59,26 @@ class Roster:
         ]
 
     def find(self, role: Role, url: str) -> Instance | None:
-        return next((i for i in self.of(role) if i.url == url), None)
+        return next((i for i in self.by_role[role] if i.url == url), None)
 
     def move(self, instance: Instance, role: Role) -> None:
         """A worker serves another role from here on; its calls go on."""
-        if instance in self.of(instance.role):
-            self.of(instance.role).remove(instance)
-            self.of(role).append(instance)
+        if instance in self.by_role[instance.role]:
+            self.by_role[instance.role].remove(instance)
+            self.by_role[role].append(instance)
         instance.role = role
 
     def add(self, url: str, role: Role) -> Instance:
         """A worker that may be asked from here on."""
         instance = Instance(url, role, self.breaker())
         instance.dialect = self.forced
-        self.of(role).append(instance)
+        self.by_role[role].append(instance)
         return instance
 
     def remove(self, instance: Instance) -> None:
         """It gets no more requests; what it was asked goes on, as long as it is not silent."""
-        if instance in self.of(instance.role):
-            self.of(instance.role).remove(instance)
+        if instance in self.by_role[instance.role]:
+            self.by_role[instance.role].remove(instance)
             self._leaving.append(instance)
         instance.removed, instance.up = True, False
 

@@ -104,6 +104,7 @@ class Instance:
     misfit: bool = False  # its model reads other tokens than this proxy renders
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None
+    kv_compatibility: str = ""  # what those must share that it hands KV over to, "" if unknown
     # where a consumer asks for embeddings that it is still making, None if it cannot be asked
     ec_endpoint: dict[str, Any] | None = None
     ec_compatibility: str = ""  # what those must share whose embeddings it reads, "" if unknown

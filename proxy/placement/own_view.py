@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, Unreadable
-from proxy.fleet.pairing import hands_over, reader_of
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
-from proxy.request_state import RequestState
+from proxy.work import RequestState
 
 _UNKNOWN_ROOM = 256  # requests, for a worker that does not say how many it runs
 _COMPUTING: tuple[Role, Role] = ("decode", "prefill")
@@ -84,6 +83,25 @@ def by_load(
     if not (partners or alone):
         partners = [one for one in prefilling if hands_over(one, decode)]
     return Plan(decode, fleet.lightest(partners) if partners else None, model=model)
+
+
+def hands_over(prefill: Instance, decode: Instance) -> bool:
+    """Whether their KV is of one compatibility; one that does not say fits all."""
+    kinds = prefill.kv_compatibility, decode.kv_compatibility
+    return "" in kinds or kinds[0] == kinds[1]
+
+
+def reader_of(encoders: Iterable[Instance]) -> Callable[[Instance], bool]:
+    """Whether a worker can read embeddings of any of these; without encoders no worker is refused
+    for it."""
+    kinds = {encoder.ec_compatibility for encoder in encoders}
+    readable = not kinds or "" in kinds
+
+    def reads(worker: Instance) -> bool:
+        kind = worker.ec_compatibility
+        return readable or not kind or kind in kinds
+
+    return reads
 
 
 class Room:

@@ -16,7 +16,7 @@ from protocol.placement import MediaNeed
 from protocol.types import GenerateRequest, Role
 from proxy.admission import Admission
 from proxy.fleet.worker import Instance
-from proxy.request_state import RequestState
+from proxy.work import RequestState
 from services.frontend.render import Frontend
 
 
@@ -158,7 +158,7 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         return [short_key(key) for key in made]
 
     items = [
-        MediaNeed(item.mm_hash, item.end - item.offset, item.offset, modality=item.modality)
+        MediaNeed(item.mm_hash, item.length + sum(item.gaps), item.offset, modality=item.modality)
         for item in wanted.mm_items
     ]
     return Need(

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from protocol.bounds import check_priority
 from protocol.errors import InvalidRequest
+from protocol.sampling_checks import check_priority
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Unreadable, rendezvous
-from proxy.fleet.pairing import common_reader
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
@@ -22,10 +21,9 @@ from proxy.relay.bodies import digest_of
 from proxy.relay.media import EncodedMedia, MediaItem, Pushed, Reference
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import encoded
-from proxy.request_state import Tries
-from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
+from proxy.work import SingleFlight, Tries
 
 # Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4
@@ -191,3 +189,9 @@ def _reference(params: _Params, modality: str) -> Reference | None:
     # Our encoders key by the client's uuid, under which another item of the request may come too.
     content = entry.get("mm_hash")
     return Reference(content if is_mm_hash(content) else mm_hash, entry)
+
+
+def common_reader(workers: Iterable[Instance]) -> str:
+    """The EC compatibility that all of these share which say theirs, "" if they have several."""
+    kinds = {worker.ec_compatibility for worker in workers} - {""}
+    return kinds.pop() if len(kinds) == 1 else ""

@@ -109,9 +109,7 @@ class Forwarder:
     ) -> AsyncGenerator[Answer, None]:
         config = self._config
         answer_s = config.first_token_timeout if request.stream else config.decode_timeout
-        patience = Patience(
-            request.deadline, answer_s, config.stall_timeout, lambda: not instance.lost
-        )
+        patience = Patience(request.deadline, answer_s, config.stall_timeout, instance)
         url = instance.url + request.target
         opened = self._client.opened(
             request.route.method, url, request.body, request.headers, patience

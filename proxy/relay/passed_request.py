@@ -13,11 +13,11 @@ from proxy.relay.bodies import RequestBody
 from proxy.relay.model_list import OwnNames
 from proxy.relay.passed_routes import PassedRoute
 from proxy.relay.request import for_worker, named_id
-from proxy.request_state import Caller, RequestState
+from proxy.work import Caller, RequestState
 from services.http.browsers import is_form, not_form
 from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of
-from services.http.deadline import Deadline
 from services.http.openai import JSON
+from services.http.streams import Deadline
 
 # Of a form: the field's value up to the next boundary, which follows in a line of its own.
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')

@@ -28,10 +28,9 @@ from proxy.upstream.failures import Refused
 from services.frontend.anthropic.answer import message_error
 from services.http.bodies import counted
 from services.http.callers import deadline_of
-from services.http.deadline import Deadline
 from services.http.openai import JSON
 from services.http.responses import no_response
-from services.http.streams import EventStream, error_event, sse, while_connected
+from services.http.streams import Deadline, EventStream, error_event, sse, while_connected
 
 _RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
 # What goes on where no body came.

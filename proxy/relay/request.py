@@ -16,10 +16,9 @@ from fastapi import Request
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.server_options import CorsOptions
 from services.http.access import ApiKeys
-from services.http.answer_headers import drawn_id
 from services.http.browsers import JSON, cors_headers, is_structured, not_json
 from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
-from services.http.records import traced_headers
+from services.http.records import drawn_id, traced_headers
 
 _MAX_ID = 128
 # Servers disagree about what other bytes say, and some fail at them: a client's header must not be

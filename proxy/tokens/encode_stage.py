@@ -11,18 +11,17 @@ from typing import Any
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError, from_info
-from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode
+from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
-from proxy.request_state import Tries
-from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.patience import Patience
+from proxy.work import SingleFlight, Tries
 
 _KNOWN = 100_000  # items whose encoder is remembered
 
@@ -72,21 +71,21 @@ class EncodeStage:
         request: GenerateRequest,
         media: Mapping[str, bytes],
         plan: Plan,
-        done: Callable[[str, float, bool], None],
-        record: RequestRecord | None = None,
+        record: RequestRecord,
+        done: Callable[[float, str], None],
     ) -> None:
-        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash,
-        of the seconds it took, and whether the item had been encoded before.
+        """Every item whose bytes are at hand is with an encoder; `done` is told of the seconds that
+        each one took, and of its mm_hash.
 
         Raises the first error; what other requests wait for goes on.
         """
 
-        record = record or RequestRecord(kept=False)
-
         async def one(item: _Item) -> None:
             start = time.monotonic()
             cached = await self._join(item)
-            done(item.mm_hash, time.monotonic() - start, cached)
+            record.embedded += cached
+            record.used("encode", self._known.get(item.key, ""))
+            done(time.monotonic() - start, item.mm_hash)
 
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
@@ -100,10 +99,6 @@ class EncodeStage:
             for task in tasks:
                 # A flight goes on for the other requests that wait for it.
                 task.cancel()
-
-    def encoder_of(self, mm_hash: str, plan: Plan) -> str:
-        """URL of the encoder that held a planned item last, "" if none is known."""
-        return self._known.get(_key(mm_hash, plan), "")
 
     @property
     def busy(self) -> bool:
@@ -204,16 +199,12 @@ class EncodeStage:
         return output.cached
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
-        wanted = EncodeItem.of(item.item, data)
+        wanted = encode_item(item.item, data)
         # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
-        patience = Patience(
-            time.monotonic() + self.timeout_s,
-            answer_s=self.timeout_s,
-            alive=lambda: not encoder.lost,
-            fits=encoder.may_say,
-        )
+        deadline = time.monotonic() + self.timeout_s
+        patience = Patience(deadline, answer_s=self.timeout_s, worker=encoder)
         headers = traced({"content-type": MSGPACK}, item.record)
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)

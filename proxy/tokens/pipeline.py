@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protocol.errors import TriptychError, UpstreamError
+from protocol.errors import RequestAborted, TriptychError, UpstreamError
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.dispatch import Dispatch
-from proxy.metrics import Timeline
+from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import ModelNames, Plan, Planner, need_of
-from proxy.request_state import Caller
 from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import Attempt
+from proxy.work import Caller
 from services.frontend.render import Frontend
 
 
@@ -30,6 +32,61 @@ class PipelineModel:
     def of(frontend: Frontend, *, alone: bool) -> PipelineModel:
         """`alone`: as of `ModelNames`."""
         return PipelineModel(ModelNames.of(frontend, alone=alone), frontend.info.vocab_size)
+
+
+class Timeline:
+    """Times of one request as its outputs pass by, and how it ends. `streamed`: an error after the
+    first output is no answer's status. `stops`: an answer may be ended by a stop string."""
+
+    def __init__(
+        self,
+        metrics: ProxyMetrics,
+        record: RequestRecord | None = None,
+        *,
+        streamed: bool = False,
+        stops: bool = False,
+    ) -> None:
+        self._metrics = metrics
+        self.record = record or RequestRecord()
+        self._counted = False
+        self._streamed, self._stops = streamed, stops
+        self._start = time.monotonic()
+        self._last: float | None = None
+
+    def step(self, outputs: Sequence[RequestOutput] = ()) -> None:
+        now = time.monotonic()
+        if outputs:
+            self._count(outputs)
+        if self._last is None:
+            self.record.first_output(now)
+            self._metrics.ttft.observe(now - self._start)
+        else:
+            self._metrics.itl.observe(now - self._last)
+        self._last = now
+
+    def _count(self, outputs: Sequence[RequestOutput]) -> None:
+        """Tokens of the log line. Each choice says what was cached of the prompt they share."""
+        record = self.record
+        made = sum(len(output.token_ids) for output in outputs)
+        record.completion_tokens = max(0, record.completion_tokens) + made
+        if not self._counted and outputs[0].cached_tokens is not None:
+            self._counted = True
+            record.cached_tokens = max(0, record.cached_tokens) + outputs[0].cached_tokens
+
+    def end(self) -> None:
+        self._metrics.e2e.observe(time.monotonic() - self._start)
+
+    def cut_short(self, error: BaseException) -> None:
+        """Count what has ended the request early, unless it is counted as an answer's status."""
+        if isinstance(error, GeneratorExit) and self._stops:
+            self.end()
+        elif self._streamed and self._last is not None:
+            if isinstance(error, TriptychError):
+                self.record.outcome = error.code
+                self._metrics.errors.labels(error.code).inc()
+            elif isinstance(error, GeneratorExit | asyncio.CancelledError):
+                self.record.outcome = RequestAborted.code
+                self._metrics.aborted.inc()
 
 
 @dataclass

@@ -14,7 +14,7 @@ import msgspec
 from protocol.errors import RequestAborted, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.placement.planner import ModelNames
-from proxy.request_state import RequestState
+from proxy.work import RequestState
 
 ANY_TOKEN = 1 << 31  # more than any vocabulary has
 
@@ -22,12 +22,13 @@ ANY_TOKEN = 1 << 31  # more than any vocabulary has
 @dataclass
 class Choices:
     """`counts` has the tokens of every choice that was asked for, at most `most`; `ended` are those
-    that get no more. Token ids are below `vocab_size`."""
+    that get no more, which are all once it is `complete`. Token ids are below `vocab_size`."""
 
     counts: dict[int, int]
     most: int
     vocab_size: int = ANY_TOKEN
     ended: set[int] = field(default_factory=set)
+    complete: bool = False
 
     @staticmethod
     def of(request: GenerateRequest, vocab_size: int = ANY_TOKEN) -> Choices:
@@ -36,10 +37,6 @@ class Choices:
         names = sorted(emitted) or range(request.sampling.n)
         counts = {index: len(emitted.get(index, ())) for index in names}
         return Choices(counts, request.sampling.max_tokens, vocab_size)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.ended) == len(self.counts)
 
     @property
     def begun(self) -> bool:
@@ -64,6 +61,7 @@ class Choices:
             if output.finish_reason is not None:
                 ended.add(index)
         self.counts, self.ended = counts, ended
+        self.complete = len(ended) == len(counts)
 
     def _check_tokens(self, output: RequestOutput) -> None:
         for token in output.token_ids:
@@ -94,6 +92,7 @@ class TokensRequest(RequestState):
     media: Mapping[str, bytes]  # by mm_hash, kept to its end: a picture may be encoded again
     vocab_size: int = ANY_TOKEN  # token ids are below
     names: ModelNames = field(default_factory=ModelNames)  # of its model
+    complete: bool = field(init=False, default=False)  # its client has all of the answer
     _emitted: dict[int, list[int]] = field(init=False)  # token ids that the client has, by choice
     _choices: Choices = field(init=False)  # how far each choice has come
     _counted: set[int] = field(default_factory=set)  # choices whose cached tokens were told
@@ -110,10 +109,6 @@ class TokensRequest(RequestState):
     @property
     def begun(self) -> bool:
         return any(self._emitted.values()) or bool(self._choices.ended)
-
-    @property
-    def complete(self) -> bool:
-        return self._choices.complete
 
     def wanted(self) -> GenerateRequest:
         """What is left to do, as the next attempt; every attempt has an id of its own, so that what
@@ -132,6 +127,7 @@ class TokensRequest(RequestState):
         """`outputs` of the attempt under way, on their way to the client. Raises as `Choices.take`
         does, and then nothing of them counts."""
         self._choices.take(outputs)
+        self.complete = self._choices.complete
         for output in outputs:
             self._emitted[output.index] += output.token_ids
             if output.index in self._counted:

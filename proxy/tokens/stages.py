@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any
+import functools
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,12 +15,36 @@ from protocol.types import GenerateRequest, RequestOutput
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Planner
 from proxy.tokens.encode_stage import EncodeStage
-from proxy.tokens.overlap import ReadAhead, unless_failed
 from proxy.tokens.request_state import unscored
 from proxy.tokens.worker_calls import Attempt, Steps, WorkerCalls
 from services.http.tasks import ended
 
 _ENGINE = "remote_engine_id"
+_T = TypeVar("_T")
+
+
+class ReadAhead:
+    """An iterator whose first step is under way before anyone waits for it; a context manager that
+    closes it. `steps` has those after the first."""
+
+    def __init__(self, steps: AsyncGenerator[list[RequestOutput], None]) -> None:
+        self.steps = steps
+        self._first: asyncio.Future[list[RequestOutput] | None] | None = None
+
+    async def __aenter__(self) -> ReadAhead:
+        self._first = asyncio.ensure_future(anext(self.steps, None))
+        return self
+
+    async def first(self) -> list[RequestOutput] | None:
+        """The first step, None if there is none."""
+        assert self._first is not None
+        first, self._first = self._first, None
+        return await first
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._first is not None:
+            await ended(self._first)
+        await self.steps.aclose()
 
 
 class TokensStages:
@@ -69,7 +94,9 @@ class TokensStages:
         """E+P+D: the first token comes from prefill, the rest from decode."""
         held, offered = True, False  # KV by prefill; to decode where that asked for it
         async with contextlib.AsyncExitStack() as stack:
-            ahead = await self._placed_ahead(stack, attempt, prefill, decode)
+            ahead = self._ahead(attempt, prefill, decode)
+            if ahead is not None:
+                await stack.enter_async_context(ahead)
             try:
                 async with self._encoding(attempt) as encoding:
                     outputs, handed = await unless_failed(
@@ -78,7 +105,7 @@ class TokensStages:
                 held = handed is not None
                 offered = ahead is None or self._same_engine(attempt, prefill, handed or {})
                 self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
-                if outputs and not (attempt.wanted.emitted or attempt.searches_beams):
+                if outputs and not (attempt.wanted.emitted or attempt.wanted.sampling.beam_width):
                     yield [_first(output, attempt.wanted) for output in outputs]
                 if attempt.state.complete:
                     return
@@ -99,13 +126,7 @@ class TokensStages:
         prefill.suspect, prefill.known = True, False
         return False
 
-    async def _placed_ahead(
-        self,
-        stack: contextlib.AsyncExitStack,
-        attempt: Attempt,
-        prefill: Instance,
-        decode: Instance,
-    ) -> ReadAhead | None:
+    def _ahead(self, attempt: Attempt, prefill: Instance, decode: Instance) -> ReadAhead | None:
         """Decode placed before prefill has begun, where prefill can be asked for growing KV: it
         reserves its blocks and fetches while prefill computes, and says nothing before."""
         if prefill.kv_endpoint is None:
@@ -113,8 +134,7 @@ class TokensStages:
         attempt.asked_at = str(prefill.kv_endpoint.get(_ENGINE, ""))
         params = {**prefill.kv_endpoint, "remote_request_id": attempt.wanted.request_id}
         wanted = msgspec.structs.replace(unscored(attempt.wanted), kv_transfer_params=params)
-        steps = self._calls.stream(attempt, decode, wanted, ahead=True)
-        return await stack.enter_async_context(ReadAhead(steps))
+        return ReadAhead(self._calls.stream(attempt, decode, wanted, ahead=True))
 
     async def _rest(
         self,
@@ -125,7 +145,7 @@ class TokensStages:
     ) -> Steps:
         """What decode adds to what the client has."""
         emitted = attempt.state.wanted().emitted
-        if attempt.searches_beams:  # of prefill's first tokens the client has none
+        if attempt.wanted.sampling.beam_width:  # of prefill's first tokens the client has none
             emitted = {index: [] for index in range(attempt.wanted.sampling.n)}
         if ahead is None:
             wanted = msgspec.structs.replace(
@@ -162,18 +182,33 @@ class TokensStages:
         self.encode_stage.let_finish(task)
 
     async def _encode(self, attempt: Attempt) -> None:
-        def done(mm_hash: str, elapsed_s: float, cached: bool) -> None:
-            name = attempt.wanted.request_id
-            self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
-            state.record.used("encode", self.encode_stage.encoder_of(mm_hash, attempt.plan))
-            state.record.embedded += cached
-
-        state = attempt.state
+        state, wanted = attempt.state, attempt.wanted
         if all(item.mm_hash in attempt.plan.held for item in attempt.items):
             return  # also if there are none
         with state.record.during("encode"):
-            run = self.encode_stage.run
-            await run(attempt.wanted, state.media, attempt.plan, done, state.record)
+            done = functools.partial(self._planner.stage_over, wanted.request_id, "encode")
+            await self.encode_stage.run(wanted, state.media, attempt.plan, state.record, done)
+
+
+async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
+    """The result of `work`; a failure of the encode stage ends it at once with that failure."""
+    if encoding.done():
+        encoding.result()
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        waiting: set[asyncio.Future[Any]] = {task, encoding}
+        while not task.done():
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if encoding.done():
+                encoding.result()
+                waiting = {task}
+        return task.result()
+    finally:
+        if not task.done():
+            await ended(task)
+        elif not task.cancelled():
+            task.exception()  # both may fail in one turn: asyncio would log what no one has seen
 
 
 def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:

@@ -72,10 +72,6 @@ class Attempt:
         media = self.state.media
         self.items = [item for item in self.wanted.mm_items if item.mm_hash in media]
 
-    @property
-    def searches_beams(self) -> bool:
-        return self.wanted.sampling.beam_width > 0
-
     def decoded(self, outputs: list[RequestOutput]) -> None:
         """Decode has said more."""
         self.elapsed_s = time.monotonic() - self.began
@@ -190,8 +186,7 @@ class WorkerCalls:
         yield outputs
 
     def _patience(self, attempt: Attempt, worker: Instance, answer_s: float) -> Patience:
-        deadline, stall_s = attempt.state.deadline, self._times.stall_s
-        return Patience(deadline, answer_s, stall_s, lambda: not worker.lost, worker.may_say)
+        return Patience(attempt.state.deadline, answer_s, self._times.stall_s, worker)
 
     def release(self, worker: Instance, request_id: str) -> None:
         """Tell prefill, beside the request, that this attempt's KV will not be fetched."""

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,13 +26,11 @@ from proxy.upstream.failures import (
     is_no_worker,
 )
 from proxy.upstream.messages import Messages
-from proxy.upstream.patience import Patience, RawAnswer, next_piece, patiently, read_whole
+from proxy.upstream.patience import Patience, RawAnswer, events_of, patiently, read_whole
 from proxy.upstream.time_limits import unhurried
 from services.http.tasks import ended
 
-_MAX_EVENT = 1 << 24  # bytes; a worker that never ends an event must not fill the memory
 _MAX_ANSWER = 1 << 28  # bytes of an answer that is not streamed
-_DONE = b"[DONE]"
 _LEFTOVER_S = 1.0  # for longer, a new connection costs less
 _EVENTS = "text/event-stream"
 
@@ -109,14 +106,11 @@ class UpstreamClient:
 
     async def introduction(self, url: str) -> tuple[bytes, bool]:
         """As `get`, and whether the answer names the instance that gave it."""
-        names: list[str] = []
-
-        def noted(name: str, status: int) -> bool:
-            names.append(name)
-            return True
-
-        patience = replace(Patience.of(self._probe_timeout), fits=noted)
-        return await self.get(url, patience), any(names)
+        patience = Patience.of(self._probe_timeout)
+        call = self._session.get(url, allow_redirects=False)
+        response = await patiently(call, patience, url)
+        body = await self._whole(response, patience)
+        return body, bool(response.headers.get(INSTANCE_HEADER))
 
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience | None = None
@@ -154,7 +148,7 @@ class UpstreamClient:
                 raise_for_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
-            async for event in _events(response, patience, url):
+            async for event in events_of(response, patience, url):
                 yield event
 
     @contextlib.asynccontextmanager
@@ -198,29 +192,9 @@ async def _leftover(events: AsyncGenerator[bytes, None]) -> None:
                     pass
 
 
-async def _events(
-    response: aiohttp.ClientResponse, patience: Patience, url: str
-) -> AsyncGenerator[bytes, None]:
-    buffer = b""
-    limit_s = patience.answer_s
-    while piece := await next_piece(response.content, patience, limit_s, url):
-        *events, buffer = (buffer + piece).split(b"\n\n")
-        for event in events:
-            data = event.removeprefix(b"data: ")
-            if data == _DONE:
-                # The message has to end too, or the connection cannot be kept.
-                await next_piece(response.content, patience, patience.stall_s, url)
-                return
-            yield data
-        if len(buffer) > _MAX_EVENT:
-            raise UpstreamError(f"{url}: an event without an end")
-        limit_s = patience.stall_s
-    raise CallFailed(f"{url}: the stream ended early", "cut_short")
-
-
 def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> None:
-    name = response.headers.get(INSTANCE_HEADER, "")
-    if not patience.fits(name, response.status):
+    worker, name = patience.worker, response.headers.get(INSTANCE_HEADER, "")
+    if worker is not None and not worker.may_say(name, response.status):
         whose = f"of instance {name[:64]}" if name else "that names no instance"
         text = f"{response.url}: HTTP {response.status} {whose}: the worker has left its address"
         raise CallFailed(text, OTHER_INSTANCE)

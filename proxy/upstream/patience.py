@@ -12,6 +12,7 @@ from typing import TypeVar
 import aiohttp
 
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError
+from proxy.fleet.worker import Instance
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import DROPPED, SILENT, CallFailed, no_connection, unconnected
 from proxy.upstream.sse import EventCutter, EventTooLong
@@ -19,21 +20,22 @@ from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _LOOK_S = 0.5  # between two looks at whether the worker is alive
+_MAX_EVENT = 1 << 24  # bytes; a worker that never ends an event must not fill the memory
+_DONE = b"[DONE]"
 
 
 @dataclass(frozen=True)
 class Patience:
     """How long to wait: until `deadline` (`time.monotonic`) for the whole, `answer_s` for an answer
-    or a stream's first event, `stall_s` between events, and only as long as the worker is `alive`.
-    Only of the right one: an answer with a status that names an instance, "" for none, counts if it
-    `fits`.
+    or a stream's first event, `stall_s` between events. Of a `worker` only as long as it is not
+    lost, and only what it says itself; of anything else as long as it is `alive`.
     """
 
     deadline: float
     answer_s: float = math.inf
     stall_s: float = math.inf
-    alive: Callable[[], bool] = lambda: True
-    fits: Callable[[str, int], bool] = lambda name, status: True
+    worker: Instance | None = None
+    alive: Callable[[], bool] | None = None
 
     @staticmethod
     def of(seconds: float) -> Patience:
@@ -64,7 +66,8 @@ def next_look_s(patience: Patience, late: float, url: str) -> float:
         raise DeadlineExceeded(f"{url}: no answer in time")
     if now >= late:
         raise CallFailed(f"{url}: no answer in time", "stalled", status=504)
-    if not patience.alive():
+    worker, alive = patience.worker, patience.alive
+    if (worker is not None and worker.lost) or not (alive is None or alive()):
         raise CallFailed(f"{url}: the worker has gone silent", SILENT)
     return min(patience.deadline - now, late - now, _LOOK_S)
 
@@ -110,6 +113,27 @@ class RawAnswer:
                 limit_s = self._patience.stall_s
         if cutter.inside:
             raise CallFailed(f"{self._url}: the stream ended early", "cut_short")
+
+
+async def events_of(
+    response: aiohttp.ClientResponse, patience: Patience, url: str
+) -> AsyncGenerator[bytes, None]:
+    """The data of each server-sent event of a stream of ours, the end mark excluded."""
+    buffer = b""
+    limit_s = patience.answer_s
+    while piece := await next_piece(response.content, patience, limit_s, url):
+        *events, buffer = (buffer + piece).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ")
+            if data == _DONE:
+                # The message has to end too, or the connection cannot be kept.
+                await next_piece(response.content, patience, patience.stall_s, url)
+                return
+            yield data
+        if len(buffer) > _MAX_EVENT:
+            raise UpstreamError(f"{url}: an event without an end")
+        limit_s = patience.stall_s
+    raise CallFailed(f"{url}: the stream ended early", "cut_short")
 
 
 async def read_whole(response: aiohttp.ClientResponse, most: int) -> bytes:

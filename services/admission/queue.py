@@ -74,10 +74,10 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     _served: dict[str, float] = field(default_factory=dict)
     _floor: float = 0.0  # virtual time: a lane that comes back begins here
     _newcomers: int = 0  # lanes that were begun before they had been served
-    _count: int = 0  # tickets in all lanes
+    count: int = 0  # tickets in all lanes
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def push(
         self,
@@ -99,30 +99,30 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         ticket: Ticket[RequestT, OutcomeT] = Ticket(
             request, tenant, priority, cost, now_ms, now_ms + wait, lane
         )
-        foreseen_ms = self._rate.wait(self._count + 1)
+        foreseen_ms = self._rate.wait(self.count + 1)
         late = (
-            foreseen_ms > self.wait_ms if self._rate.known else self._count >= max(_A_FEW, at_first)
+            foreseen_ms > self.wait_ms if self._rate.known else self.count >= max(_A_FEW, at_first)
         )
-        if self._count >= self.limit or (self._count and late):
+        if self.count >= self.limit or (self.count and late):
             why = self._why_full(foreseen_ms)
             self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3), why)
         self._stand(ticket, now_ms)
         return ticket
 
     def _why_full(self, foreseen_ms: float) -> str:
-        if self._count >= self.limit:
+        if self.count >= self.limit:
             return "the queue is full (--max-queue)"
         if self._rate.known:
             return f"one more would wait for about {foreseen_ms / 1e3:.0f} s (--max-queue-wait)"
-        return f"{self._count} requests wait and no speed is measured yet; try again later"
+        return f"{self.count} requests wait and no speed is measured yet; try again later"
 
     def _stand(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         lane = ticket.lane
-        if not self._count:
+        if not self.count:
             self._rate.begin(now_ms)
         self._lanes.setdefault(ticket.priority, {}).setdefault(lane, deque()).append(ticket)
         self._waiting[lane] += 1
-        self._count += 1
+        self.count += 1
         self._newcomers += lane != _STRANGERS and lane not in self._served
         self._served[lane] = max(self._served.get(lane, 0.0), self._floor)
 
@@ -171,7 +171,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     def put(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> bool:
         """A ticket of another queue waits here, as long as it was to wait there; False if there is
         no room."""
-        if self._count >= self.limit:
+        if self.count >= self.limit:
             return False
         ticket.lane = self._lane(ticket.tenant)
         self._stand(ticket, now_ms)
@@ -217,11 +217,11 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             del lanes[lane]
         if not lanes:
             del self._lanes[ticket.priority]
-        self._count -= 1
+        self.count -= 1
         self._waiting[lane] -= 1
         if not self._waiting[lane]:
             del self._waiting[lane]
-        if not self._count:  # no request competes any more
+        if not self.count:  # no request competes any more
             self._served.clear()
             self._floor, self._newcomers = 0.0, 0
 

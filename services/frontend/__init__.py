@@ -8,14 +8,13 @@ media             media fetched, measured and named by content
 clips             clips read by FFmpeg in processes of their own; which frames are taken
 audio             what a file's header says, and its samples in mono at the model's rate
 families          per model family: how many tokens a picture, clip or audio becomes
-sampling          sampling parameters checked, defaults filled in; special_sampling: beam search,
-                  log-probabilities, prompts that are scored
+sampling          sampling parameters checked, defaults filled in
 tool_use          which tools are shown, may be called, or must be
 grammars          what an output must match
 pooling           requests for vectors, scores and classes to prompts
 
 Out:
-spec              what is remembered of a request until its answer is written
+spec              what a request wants of its answer, remembered until that is written
 tokenizer         tokenizer and incremental detokenizer
 parsing           tool calls and reasoning out of the text, family by family
 answers           from engine outputs to the bytes of an answer

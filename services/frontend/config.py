@@ -10,7 +10,7 @@ from typing import Any
 from protocol.bounds import MOST_RATE
 from protocol.errors import ConfigError
 from services.frontend.clips.limits import ClipLimits
-from services.frontend.parsing.choosing import AUTO
+from services.frontend.parsing.reading import AUTO
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FrontendConfig:
     video_fps: float = 2.0  # frames that are taken of a clip's second
     max_video_frames: int = 768  # frames that are taken of one clip at most
     max_video_tokens: int = 32_768  # tokens of one clip at most
-    tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
+    tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.reading`
     reasoning_parser: str = AUTO  # how reasoning is read
     task: str = "auto"  # what the model does, one of `protocol.pooling.TASKS`
     show_tokenizer: bool = False  # whether clients may see the tokenizer's configuration

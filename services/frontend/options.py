@@ -11,7 +11,7 @@ from protocol.pooling import TASKS
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.media.pixel_bounds import parse_kwargs
 from services.frontend.model_folder import find_model
-from services.frontend.parsing.choosing import AUTO, THINKING_NAMES, TOOL_NAMES
+from services.frontend.parsing.reading import AUTO, THINKING_NAMES, TOOL_NAMES
 
 
 @dataclass(frozen=True)

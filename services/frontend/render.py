@@ -12,12 +12,12 @@ from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.types import FrameSampling, Modality
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
-from services.frontend.grammars.calls import after_reasoning
+from services.frontend.grammars.requested import after_reasoning
 from services.frontend.media.items import ItemLoader
 from services.frontend.media.lookups import ANONYMOUS, Caller
 from services.frontend.media.store import MediaStore
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.choosing import Parsers
+from services.frontend.parsing.reading import Parsers
 from services.frontend.pooling.inputs import PoolingInputs
 from services.frontend.pooling.model import with_pooler
 from services.frontend.prompts.chat_text import ChatText
@@ -48,6 +48,7 @@ class Frontend:
     ) -> None:
         """`store`: for media of requests under way; None: one of its own, as `config` says."""
         self.config = config
+        self.name = config.names[0]  # which answers show
         self.info = info
         self.tokenizer = tokenizer
         self.family = family
@@ -95,11 +96,6 @@ class Frontend:
 
     async def close(self) -> None:
         await self._items.close()
-
-    @property
-    def name(self) -> str:
-        """The model's first name, which answers show."""
-        return self.config.names[0]
 
     def name_of(
         self,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 
-from protocol.bounds import check_priority
 from protocol.encoder_cache import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
+from protocol.sampling_checks import check_priority
 from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.config import FrontendConfig
-from services.frontend.grammars.calls import grammar_for
+from services.frontend.grammars.requested import grammar_for
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompts.chat_text import ChatText
 from services.frontend.prompts.maker import PromptMaker
@@ -31,30 +31,29 @@ class ServedNames:
     kept true by the process that has workers or is one."""
 
     def __init__(self, config: FrontendConfig, max_model_len: int) -> None:
-        self._config = config
+        self._root, self._names = str(config.model), config.names
         self._max_model_len = max_model_len
         self._created = int(time.time())
         self.adapters: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether a client may ask for this; the empty name is the model's."""
-        return not name or name in self._config.names or name in self.adapters
+        return not name or name in self._names or name in self.adapters
 
     @property
     def all(self) -> tuple[str, ...]:
         """The model's names, then its adapters."""
-        return (*self._config.names, *self.adapters)
+        return (*self._names, *self.adapters)
 
     def cards(self) -> ModelList:
         """The answer to /v1/models."""
-        names = self._config.names
-        parents = dict.fromkeys(names) | dict.fromkeys(self.adapters, names[0])
+        parents = dict.fromkeys(self._names) | dict.fromkeys(self.adapters, self._names[0])
         return ModelList(
             [
                 ModelCard(
                     id=name,
                     created=self._created,
-                    root=str(self._config.model),
+                    root=self._root,
                     parent=parent,
                     max_model_len=self._max_model_len,
                 )

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from protocol.bounds import within_bounds
+from protocol.bounds import MAX_BEAMS
+from protocol.decoding import within_bounds
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.sampling_checks import check_sampling
 from protocol.types import GREEDY_BELOW, SamplingParams
-from services.frontend.special_sampling import (
+from services.frontend.spec import (
+    Request,
     check_scoring,
-    echoes,
+    computed_choices,
+    computed_logprobs,
     is_scored_only,
+    named_tokens,
     scored,
-    top_logprobs,
-    with_beams,
 )
 from services.frontend.tokenizer import Tokenizer
 
@@ -29,10 +32,20 @@ MAX_BIAS = 100
 _SHOWN = 32
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on to the model's limit
 MAX_BAD_WORDS = 128
+_Values = Mapping[str, tuple[object, ...]]
+_IDLE: _Values = MappingProxyType({"length_penalty": (None, 1.0), "early_stopping": (None, False)})
+_UNDRAWN: _Values = MappingProxyType(
+    {
+        "temperature": (None, 0.0, 1.0),
+        "top_p": (None, 1.0),
+        "top_k": (None, 0, -1),
+        "min_p": (None, 0.0),
+    }
+)
 
 
 def sampling_params(
-    request: ChatCompletionRequest | CompletionRequest,
+    request: Request,
     *,
     room: int,
     vocab_size: int,
@@ -52,7 +65,7 @@ def sampling_params(
         SamplingParams(
             max_tokens=_max_tokens(request, room, room, defaults),
             min_tokens=request.min_tokens,
-            n=_choices(request),
+            n=computed_choices(request),
             temperature=temperature,
             top_p=_number(request, defaults, "top_p", 1.0),
             top_k=_top_k(request, defaults),
@@ -67,8 +80,8 @@ def sampling_params(
             stop=_stop(request.stop),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=request.ignore_eos,
-            logprobs=_logprobs(request),
-            logprob_token_ids=_named(request),
+            logprobs=computed_logprobs(request),
+            logprob_token_ids=named_tokens(request),
             prompt_logprobs=scored(request),
             skip_special_tokens=request.skip_special_tokens,
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -80,9 +93,42 @@ def sampling_params(
     return sampling
 
 
+def with_beams(sampling: SamplingParams, request: Request) -> SamplingParams:
+    """`sampling` of a request that asks for beam search, without the model's defaults for drawing
+    and repetition; as it is for others. `InvalidRequest` names a field that does not go with it."""
+    # Refused rather than ignored: the client meant a search that it does not get.
+    if not request.use_beam_search:
+        for name, idle in _IDLE.items():
+            if getattr(request, name) not in idle:
+                raise InvalidRequest(f"{name} needs use_beam_search: true", param=name)
+        return sampling
+    for name, idle in _UNDRAWN.items():
+        if getattr(request, name) not in idle:
+            raise InvalidRequest(
+                f"{name} cannot be combined with use_beam_search: beams are not drawn", param=name
+            )
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    if (width := best_of or sampling.n) > MAX_BEAMS:
+        name = "best_of" if best_of else "n"
+        raise InvalidRequest(f"{name} is {width}, more than {MAX_BEAMS} beams", param=name)
+    penalty = request.length_penalty
+    return msgspec.structs.replace(
+        sampling,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=None,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        beam_width=width,
+        length_penalty=1.0 if penalty is None else penalty,
+        early_stopping=request.early_stopping or False,
+    )
+
+
 def fit(
     sampling: SamplingParams,
-    request: ChatCompletionRequest | CompletionRequest,
+    request: Request,
     *,
     room: int,
     limit: int,
@@ -102,12 +148,7 @@ def _number(request: SharedFields, defaults: Mapping[str, Any], name: str, defau
     return float(defaults.get(name, default) if value is None else value)
 
 
-def _max_tokens(
-    request: ChatCompletionRequest | CompletionRequest,
-    room: int,
-    limit: int,
-    defaults: Mapping[str, Any],
-) -> int:
+def _max_tokens(request: Request, room: int, limit: int, defaults: Mapping[str, Any]) -> int:
     name, value = "max_tokens", request.max_tokens
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
         name, value = "max_completion_tokens", request.max_completion_tokens
@@ -193,21 +234,6 @@ def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple
     return tuple(found)
 
 
-def _choices(request: ChatCompletionRequest | CompletionRequest) -> int:
-    """How many are computed."""
-    n = 1 if request.n is None else request.n
-    best_of = request.best_of if isinstance(request, CompletionRequest) else None
-    if best_of is None or best_of == n:
-        return n
-    if best_of < n:
-        raise InvalidRequest(f"best_of is {best_of}, less than n, {n}", param="best_of")
-    if request.use_beam_search:
-        return n
-    if request.stream:
-        raise InvalidRequest("best_of cannot be streamed", param="best_of")
-    return best_of
-
-
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > MAX_STOPS:
@@ -219,22 +245,3 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
             f"stop: strings must have 1 to {MAX_STOP_CHARS} characters", param="stop"
         )
     return strings
-
-
-def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """Alternatives to compute: choices that are ranked need those that are not shown."""
-    shown = top_logprobs(request)
-    ranked = isinstance(request, CompletionRequest) and _choices(request) != (request.n or 1)
-    return 0 if ranked and shown is None else shown
-
-
-def _named(request: ChatCompletionRequest | CompletionRequest) -> tuple[int, ...]:
-    """Tokens whose log-probabilities are asked for, each once."""
-    named = request.logprob_token_ids or ()
-    if named and top_logprobs(request) is None:
-        raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
-    if named and echoes(request):
-        raise InvalidRequest(
-            "logprob_token_ids cannot be combined with echo", param="logprob_token_ids"
-        )
-    return tuple(dict.fromkeys(named))

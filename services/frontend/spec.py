@@ -1,17 +1,104 @@
-"""What is remembered of a request until its answer is written."""
+"""What a request wants of its answer: what is computed for it, log-probabilities and scores of the
+prompt too, and what is remembered until it is written."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest
 from services.frontend.parsing.reading import Reading
-from services.frontend.special_sampling import echoes, is_scored_only, shown_logprobs
 
+Request = ChatCompletionRequest | CompletionRequest
 _PLAIN = Reading()
+
+
+def echoes(request: Request) -> bool:
+    """Whether the answer begins with the prompt."""
+    return isinstance(request, CompletionRequest) and bool(request.echo)
+
+
+def _echoed_logprobs(request: Request) -> int | None:
+    """Alternatives shown of the prompt's tokens beside the output's."""
+    if isinstance(request, CompletionRequest) and request.echo:
+        return request.logprobs
+    return None
+
+
+def scored(request: Request) -> int | None:
+    """Alternatives to compute for each token of the prompt, None if none is scored."""
+    wanted = (request.prompt_logprobs, _echoed_logprobs(request))
+    return max((top for top in wanted if top is not None), default=None)
+
+
+def is_scored_only(request: Request) -> bool:
+    """Whether nothing but the prompt is answered."""
+    if request.max_tokens != 0 or not isinstance(request, CompletionRequest):
+        return False
+    return echoes(request) or request.prompt_logprobs is not None
+
+
+def check_scoring(request: Request) -> None:
+    """`InvalidRequest` for what vLLM does not stream either."""
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs cannot be streamed: leave stream out", param="prompt_logprobs"
+        )
+
+
+def shown_logprobs(request: Request) -> int | None:
+    """Alternatives to show per token of the output, named ones included, None for no
+    log-probabilities."""
+    top = top_logprobs(request)
+    return None if top is None else top + len(set(request.logprob_token_ids or ()))
+
+
+def top_logprobs(request: Request) -> int | None:
+    """Alternatives to each token of the output, without those that are named."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def computed_choices(request: Request) -> int:
+    """How many are computed."""
+    n = 1 if request.n is None else request.n
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    if best_of is None or best_of == n:
+        return n
+    if best_of < n:
+        raise InvalidRequest(f"best_of is {best_of}, less than n, {n}", param="best_of")
+    if request.use_beam_search:
+        return n
+    if request.stream:
+        raise InvalidRequest("best_of cannot be streamed", param="best_of")
+    return best_of
+
+
+def computed_logprobs(request: Request) -> int | None:
+    """Alternatives to compute: choices that are ranked need those that are not shown."""
+    shown = top_logprobs(request)
+    ranked = isinstance(request, CompletionRequest) and computed_choices(request) != (
+        request.n or 1
+    )
+    return 0 if ranked and shown is None else shown
+
+
+def named_tokens(request: Request) -> tuple[int, ...]:
+    """Tokens whose log-probabilities are asked for, each once."""
+    named = request.logprob_token_ids or ()
+    if named and top_logprobs(request) is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    if named and echoes(request):
+        raise InvalidRequest(
+            "logprob_token_ids cannot be combined with echo", param="logprob_token_ids"
+        )
+    return tuple(dict.fromkeys(named))
 
 
 @dataclass(frozen=True)
@@ -50,7 +137,7 @@ class OutputSpec:
 
 
 def describe_output(
-    request: ChatCompletionRequest | CompletionRequest,
+    request: Request,
     generate: GenerateRequest,
     eos_token_ids: Collection[int],
     *,

@@ -29,9 +29,9 @@ from services.grpc.server import (
     told,
     within,
 )
-from services.http.deadline import Deadline
 from services.http.openai import Service
 from services.http.server import version
+from services.http.streams import Deadline
 from services.http.tasks import all_of
 
 SERVICE = "inference.GRPCInferenceService"

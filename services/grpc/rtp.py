@@ -22,8 +22,8 @@ from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
 from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
-from services.http.deadline import Deadline
 from services.http.openai import Service
+from services.http.streams import Deadline
 
 SERVICE = "RpcService"
 _DETAILS = "grpc-status-details-bin"

@@ -18,8 +18,8 @@ from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
 from services.grpc.intake import Intake
 from services.http.access import Access
-from services.http.deadline import Deadline
 from services.http.server import announce
+from services.http.streams import Deadline
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Check = Callable[[Context], TriptychError | None]

@@ -12,25 +12,24 @@ api_docs        /docs and /openapi.json; api_bodies: its bodies; api_routes: tho
 
 Of a request:
 callers         what its headers say of who asks
-deadline        until when it may take
 access          who may ask for what: the fleet's key, clients' keys
 browsers        what web pages may ask for
 bodies          counted in and out; the bytes of all bodies together bounded
-records         what is noted of it; tracing: the same as OpenTelemetry's spans
+records         its id, which every answer says, and what is noted of it; tracing: the same as
+                OpenTelemetry's spans
 errors          any error of the tree as an error answer
-answer_headers  what every answer says: the request's id, the worker's instance
-streams         answers that notice when the client leaves or does not read
+streams         until when it may take; answers that notice when the client leaves or does not read
 prompt_streams  one stream of the answers to several prompts
 
 Of a server:
 server          bind first, then serve until told to stop
 lame_duck       how a server ends
 accepting       connections taken while there is room for them
-open_files      how many there may be
+open_files      how many files there may be
 listener        a client connection, bounded in what its client can take time over
 client_bounds   these bounds
 turns           when requests begin, and large bodies are read
-raw_writes      what is written beside uvicorn
+raw_writes      what is written beside uvicorn, and clients that do not take it
 tasks           how tasks are ended; work done at once; loops that an error does not end
 metrics         a histogram that costs little to observe; what a process says of itself
 vllm_aliases    metrics under vLLM's names

@@ -8,18 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import select
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
-from services.http.open_files import Room
+from services.http.open_files import SPARE, open_now
 
 logger = logging.getLogger(__name__)
 BACKLOG = 4096  # the kernel takes net.core.somaxconn if that is less
 _AT_ONCE = 16  # in a turn of the loop, which streams under way wait for
 _LOOK_S = 0.05  # while there is no room
 _SAID_AGAIN_S = 60.0  # a crowd that lasts is logged once a minute
+
+
+class Room:
+    """Client connections that a process may hold at once, over all its servers: `share` of the
+    files that the limit leaves. The rest is for connections to workers and masters."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._held: list[Sized] = []
+        self.limit = _limit(share)
+
+    def count(self, held: Sized) -> None:
+        """Have the connections of one more server counted, which `held` has at any time."""
+        self._held.append(held)
+
+    @property
+    def left(self) -> int:
+        return self.limit - sum(map(len, self._held))
+
+
+def _limit(share: float) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        # Unlimited; a number all the same, since callers compare and multiply it.
+        return 1 << 30
+    return max(1, int((soft - open_now() - SPARE) * share))
 
 
 class Acceptor:
@@ -47,7 +74,7 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0.0
         # A connection in its TLS handshake has a file already, but no protocol that `room` sees.
-        room.count(lambda: len(self._opening))
+        room.count(self._opening)
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._arrivals = select.poll()

@@ -15,9 +15,8 @@ from services.frontend.anthropic.answer import MessageAnswer
 from services.frontend.anthropic.chats import as_of_message, chat_of_message
 from services.frontend.spec import RenderedRequest
 from services.http.bodies import counted
-from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
-from services.http.streams import EventStream, while_connected
+from services.http.streams import Deadline, EventStream, while_connected
 
 
 def messaging(service: Service) -> APIRouter:

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from protocol.errors import InvalidRequest
 from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
-from services.http.deadline import Deadline
 from services.http.records import record_of
+from services.http.streams import Deadline
 
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
@@ -31,24 +30,6 @@ class Pace:
     def allowed_s(self, size: int) -> float:
         """Seconds that so many bytes may take."""
         return self.grace_s + size / self.bytes_per_s
-
-
-class TakingTimer:
-    """Cuts off a client that does not take in what has been written to it."""
-
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, transport: asyncio.Transport, pace: Pace) -> None:
-        """Anew, for what waits in the transport's buffer."""
-        self.stop()
-        limit_s = pace.allowed_s(transport.get_write_buffer_size())
-        self._timer = asyncio.get_running_loop().call_later(limit_s, transport.abort)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def framing_fits(size: int, body_size: int) -> bool:

@@ -11,8 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.client_bounds import TOO_MUCH, Pace, TakingTimer, TooSlow, framing_fits
-from services.http.raw_writes import JoinedWrites, http_response
+from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
+from services.http.raw_writes import JoinedWrites, TakingTimer, http_response
 from services.http.turns import LARGE, SharedState, caller_key
 
 ABORT = "triptych.abort"

@@ -26,13 +26,11 @@ from services.frontend.answers.answering import Answering, Steps
 from services.frontend.answers.whole import merge, merge_chats
 from services.frontend.models import Models
 from services.frontend.spec import RenderedRequest
-from services.http.answer_headers import drawn_id
 from services.http.bodies import Admitted, Bodies, counted
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.deadline import Deadline
 from services.http.prompt_streams import prompt_events
-from services.http.records import record_of
-from services.http.streams import EventStream, while_connected
+from services.http.records import drawn_id, record_of
+from services.http.streams import Deadline, EventStream, while_connected
 from services.http.tasks import all_of
 
 JSON = "application/json"

@@ -30,11 +30,10 @@ from services.frontend.pooling.token_weights import TokenWeights
 from services.frontend.render import Frontend
 from services.frontend.spec import OutputSpec, RenderedRequest
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.deadline import Deadline
 from services.http.openai import Service, at_once, request_id
 from services.http.pooling_forms import Answered, Array
 from services.http.records import record_of
-from services.http.streams import while_connected
+from services.http.streams import Deadline, while_connected
 
 _INPUTS_AT_ONCE = 32  # of one request
 _INLINE_PAIRS = 256  # cosines that take a millisecond

@@ -1,6 +1,5 @@
-"""Bytes that are written to a connection beside uvicorn: errors where there is no request, and an
-answer's head and body as one.
-"""
+"""Bytes that are written to a connection beside uvicorn: errors where there is no request, an
+answer's head and body as one; and how long a client may take to take them in."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import secrets
 import msgspec
 
 from protocol.errors import TriptychError
+from services.http.client_bounds import Pace
 
 
 def http_response(error: TriptychError) -> bytes:
@@ -64,3 +64,21 @@ class JoinedWrites:
         if self._held:
             head, self._held = self._held, b""
             self._transport.write(head)
+
+
+class TakingTimer:
+    """Cuts off a client that does not take in what has been written to it."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport, pace: Pace) -> None:
+        """Anew, for what waits in the transport's buffer."""
+        self.stop()
+        limit_s = pace.allowed_s(transport.get_write_buffer_size())
+        self._timer = asyncio.get_running_loop().call_later(limit_s, transport.abort)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

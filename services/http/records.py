@@ -1,9 +1,10 @@
-"""What becomes of each request to an application: a record, handed on at its end, and the tracer
-that a process makes spans of it with."""
+"""What every request has: an id, which its answer says, and a record, handed on at its end; and the
+tracer that a process makes spans of records with."""
 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
@@ -12,20 +13,28 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.errors import ConfigError
+from protocol.generate import INSTANCE_HEADER
 from protocol.request_record import RequestRecord
 from protocol.server_options import TraceOptions
-from services.http.answer_headers import drawn_id
 from services.http.errors import OUTCOME
 
 if TYPE_CHECKING:
     from services.http.tracing import Tracer
 
 _RECORD = "triptych.record"
+_DRAWN = "triptych.request_id"
 # https://www.w3.org/TR/trace-context/: a later version may add fields after these four.
 _TRACE_PARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]+)?"
 )
 _TRACE_STATE = re.compile(rb"[\x20-\x7e]{1,512}")
+
+
+def drawn_id(scope: Scope) -> str:
+    """This server's own name of a request."""
+    # The header, the record and the worker get the same name, in whichever order they ask.
+    name: str = scope.setdefault(_DRAWN, secrets.token_hex(16))
+    return name
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -45,6 +54,46 @@ def traced_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     found = {"traceparent": parent.decode()}
     state = headers.get(b"tracestate", b"")
     return found | {"tracestate": state.decode()} if _TRACE_STATE.fullmatch(state) else found
+
+
+class InstanceHeader:
+    """Adds the name of `instance_id` to every answer of `app`, errors too: another process that has
+    the address one day does not, so that a caller can tell its answers from this worker's."""
+
+    def __init__(self, app: ASGIApp, instance_id: str) -> None:
+        self._app = app
+        # Encoded once: it is added to every answer.
+        self._field = INSTANCE_HEADER.encode(), instance_id.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], self._field]
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+class RequestIdHeader:
+    """Every answer has `X-Request-Id`: the request's, or one that is drawn."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = scope.get("headers") or ()
+        names = [pair for pair in headers if pair[0] == b"x-request-id"]
+
+        if not names and scope["type"] == "http":
+            names = [(b"x-request-id", drawn_id(scope).encode())]
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # A new list: `raw_headers` of a response may be sent again.
+                message["headers"] = [*message["headers"], *names]
+            await send(message)
+
+        await self._app(scope, receive, named)
 
 
 class Recorded:

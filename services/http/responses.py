@@ -18,10 +18,9 @@ from services.frontend.responses.answer import ResponseAnswer
 from services.frontend.responses.chats import as_of_response, chat_of_response, items_of
 from services.http.bodies import counted
 from services.http.callers import caller_of
-from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
 from services.http.response_store import ResponseStore, Stored
-from services.http.streams import EventStream, while_connected
+from services.http.streams import Deadline, EventStream, while_connected
 
 Json = dict[str, Any]
 _NOT_OF_IDS = re.compile(r"[^\w-]", re.ASCII)  # an id stands in the path of the stored response

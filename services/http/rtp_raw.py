@@ -18,10 +18,9 @@ from services.frontend.answers.rtp import END, RawAnswer, event, rtp_error
 from services.frontend.spec import RenderedRequest
 from services.http.bodies import counted
 from services.http.callers import caller_of, deadline_of, with_caller
-from services.http.deadline import Deadline
 from services.http.openai import JSON, Service, request_id
 from services.http.records import record_of
-from services.http.streams import EventStream, while_connected
+from services.http.streams import Deadline, EventStream, while_connected
 from services.http.tasks import all_of
 
 _PROMPTS_AT_ONCE = 8  # as of the OpenAI routes

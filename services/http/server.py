@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.metadata
 import signal
 import socket
@@ -11,17 +12,16 @@ import ssl
 import sys
 from collections.abc import Generator
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError, NotServing
 from protocol.server_options import TlsOptions
-from services.http.accepting import Acceptor
+from services.http.accepting import Acceptor, Room
 from services.http.lame_duck import LameDuck
 from services.http.listener import Listener
-from services.http.open_files import Room
 from services.http.turns import SharedState
 
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
         # No sockets: uvicorn would make servers of its own, which accept without `Room`.
         await super().startup([])
         room = Room(self._client_share)
-        room.count(lambda: len(self._shared.connections))
+        room.count(self._shared.connections)
         for listener in sockets or ():
             self.servers.append(self._accepting(listener, room))
             host, port = listener.getsockname()[:2]
@@ -171,11 +171,11 @@ class _Server(uvicorn.Server):
         self._life.signal()
 
     def _accepting(self, listener: socket.socket, room: Room) -> Any:
-        shared, config = self._shared, self.config
+        config, protocol = self.config, cast(Any, self.config.http_protocol_class)
         return Acceptor(
             listener,
-            lambda: config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=shared, app_state=self.lifespan.state
+            functools.partial(
+                protocol, config=config, server_state=self._shared, app_state=self.lifespan.state
             ),
             room,
             self._crowded,

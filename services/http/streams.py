@@ -1,10 +1,14 @@
-"""Answers that notice when the client leaves: work stops, nothing is left behind."""
+"""Until when a request may take; answers that notice when that is over or the client leaves: work
+stops, nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,13 +16,46 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import RequestAborted, TriptychError
-from services.http.deadline import NEVER, Deadline
+from protocol.errors import DeadlineExceeded, RequestAborted, TriptychError
+from protocol.types import GenerateRequest
 from services.http.listener import ABORT, ENDED
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _GRACE_S = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """`at` is of `time.monotonic`, infinite if none is set."""
+
+    at: float = math.inf
+
+    @staticmethod
+    def after(seconds: float | None) -> Deadline:
+        # `time.monotonic`: a clock that is set does not end requests.
+        return Deadline() if seconds is None else Deadline(time.monotonic() + seconds)
+
+    @property
+    def left_s(self) -> float | None:
+        """None if there is no deadline, not less than 0."""
+        return None if self.at == math.inf else max(0.0, self.at - time.monotonic())
+
+    def bounding(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what is left as its deadline; `DeadlineExceeded` if that is nothing."""
+        left = self.left_s
+        if left == 0.0:
+            # Before a worker is asked: it would compute for a client that has given up.
+            raise self.exceeded()
+        # Seconds that are left, not a time of day: clocks of machines differ.
+        return msgspec.structs.replace(request, deadline_s=left)
+
+    @staticmethod
+    def exceeded() -> DeadlineExceeded:
+        return DeadlineExceeded("the request's deadline has passed")
+
+
+NEVER = Deadline()
 
 
 def ended_by(scope: Scope) -> TriptychError | None:

@@ -19,9 +19,10 @@ from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
+from services.http.accepting import Room
 from services.http.access import Access, ApiKeys, check_reach
 from services.http.lame_duck import LameDuck
-from services.http.open_files import Room, raise_limit
+from services.http.open_files import raise_limit
 from services.http.server import announce, bind
 from services.membership.registration import Changes
 from services.mock import openai_api, status_api, tokens_api

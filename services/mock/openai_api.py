@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
+from protocol.encoder_cache import item_metadata
 from protocol.errors import InvalidRequest, TriptychError, from_info
+from protocol.generate import encode_item
 from protocol.generate_answers import TokenCounts
-from protocol.item_metadata import item_metadata
 from protocol.openai import decode_chat, decode_completion
 from protocol.openai_answers import ChatCompletion, ModelCard, ModelList, TextCompletion
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.mock.answering import Answering
 from services.mock.chat import Rendered, render_chat, render_completion
 from services.mock.instance import Instance
@@ -121,7 +122,7 @@ async def _encoded(
 async def _encode(instance: Instance, rendered: Rendered) -> Params:
     """Encode the media that came with the request; their `ec_transfer_params`."""
     items = {item.mm_hash: item for item in rendered.generate.mm_items}
-    wanted = [EncodeItem.of(items[name], data) for name, data in rendered.media.items()]
+    wanted = [encode_item(items[name], data) for name, data in rendered.media.items()]
     outputs = await instance.encode(EncodeRequest(rendered.generate.request_id, wanted))
     return {output.mm_hash: _entry(rendered, output) for output in outputs}
 

@@ -15,9 +15,8 @@ from aiohttp.web_protocol import RequestHandler
 
 from protocol.errors import InternalError, PayloadTooLarge, TriptychError
 from protocol.fleet_key import HEADER
-from services.http.accepting import Acceptor
+from services.http.accepting import Acceptor, Room
 from services.http.access import Access
-from services.http.open_files import Room
 from services.http.server import bind
 from services.mock.answering import Answering, Cut
 from services.mock.instance import Instance
@@ -48,7 +47,7 @@ class Server:
             access_log=None,
             keepalive_timeout=75.0,
         )
-        room.count(lambda: len(self._protocols.connections))
+        room.count(self._protocols.connections)
 
     def _request(
         self,

@@ -15,12 +15,12 @@ from protocol.generate_answers import GenerateAnswer
 from services.frontend.models import Models
 from services.http import errors
 from services.http.admin import log_levels
-from services.http.answer_headers import RequestIdHeader
 from services.http.api_bodies import OBJECT, RouteBodies, Table
 from services.http.api_docs import described
 from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 from services.http.bodies import read_body
 from services.http.metrics import process_state
+from services.http.records import RequestIdHeader
 from services.http.rtp_operations import rtp_health
 from services.http.server import version
 from services.http.tokens import informing

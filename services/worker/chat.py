@@ -13,12 +13,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from protocol.encoder_cache import named_entry
+from protocol.encoder_cache import item_metadata, named_entry
 from protocol.errors import InvalidRequest, from_info
-from protocol.item_metadata import item_metadata
+from protocol.generate import encode_item
 from protocol.openai import CHAT_PATH
 from protocol.openai_answers import encode
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput
+from protocol.types import EncodeOutput, EncodeRequest, MMItem, RequestOutput
 from services.frontend.answers.answering import Answering
 from services.frontend.models import Models
 from services.frontend.spec import RenderedRequest
@@ -92,7 +92,7 @@ async def _run(
 async def _encode(worker: Worker, rendered: RenderedRequest) -> dict[str, Any]:
     """Encode the media that came with the request; their `ec_transfer_params`."""
     items = {item.mm_hash: item for item in rendered.generate.mm_items}
-    wanted = [EncodeItem.of(items[name], data) for name, data in rendered.media.items()]
+    wanted = [encode_item(items[name], data) for name, data in rendered.media.items()]
     request = EncodeRequest(rendered.generate.request_id, wanted, rendered.generate.deadline_s)
     encoded = await worker.encode(request, rendered.record)
     outputs = {output.mm_hash: output for output in encoded}

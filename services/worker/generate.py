@@ -8,16 +8,15 @@ from collections.abc import AsyncGenerator
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from protocol.bounds import check_priority
 from protocol.errors import TriptychError, error_info
 from protocol.generate import GENERATE_PATH, decode_generate
 from protocol.generate_answers import GenerateAnswer, TokenCounts, whole_answer
+from protocol.sampling_checks import check_priority
 from protocol.types import GenerateRequest, RequestOutput
 from services.http.bodies import counted
-from services.http.deadline import Deadline
 from services.http.openai import request_id
 from services.http.records import record_of
-from services.http.streams import DONE, EventStream, collect, sse, while_connected
+from services.http.streams import DONE, Deadline, EventStream, collect, sse, while_connected
 from services.worker.worker import Worker
 
 

@@ -21,10 +21,9 @@ from services.engine.config import EngineConfig, Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
-from services.http.answer_headers import InstanceHeader
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
-from services.http.records import Recorded, make_tracer
+from services.http.records import InstanceHeader, Recorded, make_tracer
 from services.http.server import bind
 from services.http.server import serve as serve_http
 from services.membership.config import EventsConfig, advertised_url, parse_events

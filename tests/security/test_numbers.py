@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.bounds import check_opaque, within_bounds
+from protocol.decoding import check_opaque, within_bounds
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.generate import decode_abort, decode_encode, decode_generate
 from protocol.openai import decode_chat, decode_completion

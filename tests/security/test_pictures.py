@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from protocol.errors import RequestError
-from services.frontend.media.image import load_rgb, probe
+from services.frontend.media.image import load_rgb
+from services.frontend.media.picture_formats import probe
 from tests.support.frontend_helpers import frontend, image_part, render, user, write_model
 
 SOME = Image.fromarray(np.arange(16 * 8 * 3, dtype=np.uint8).reshape(8, 16, 3))

@@ -11,8 +11,7 @@ import msgspec
 from protocol.errors import TriptychError, from_info
 from protocol.openai_answers import DONE, Answer, Usage, encode_event
 from protocol.types import RequestOutput
-from services.frontend.answers.chunks import ChunkBuilder
-from services.frontend.answers.form import AnswerForm
+from services.frontend.answers.form import AnswerForm, ChunkBuilder
 from services.frontend.answers.output import Gain, OutputAssembler
 from services.frontend.answers.whole import AnswerBuilder
 from services.frontend.spec import OutputSpec
@@ -125,7 +124,7 @@ class Answering:
             raise from_info(output.error)
         # With the first output alone.
         if output.prompt_logprobs is not None:
-            self._form.take_prompt_scores(output.prompt_logprobs)
+            self._form.logprobs.take_prompt(output.prompt_logprobs)
         if self._form.spec.prompt_only:
             output = RequestOutput(
                 output.request_id,

@@ -1,4 +1,4 @@
-"""What chunks and whole answers share: names, choice numbers, token ids, logprobs."""
+"""Answers in OpenAI's form: what all parts of one share, and the chunks of one that is streamed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from protocol.errors import UpstreamError
-from protocol.openai_answers import Answer, ChatFinish, ChatLogprobs, PromptLogprobs, TextLogprobs
-from protocol.types import FinishReason, PositionLogprobs
-from services.frontend.answers.logprobs import (
-    Spelling,
-    chat_logprobs,
-    prompt_logprobs,
-    text_logprobs,
+from protocol.openai_answers import (
+    Answer,
+    CalledToolDelta,
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    ChatFinish,
+    Delta,
+    FunctionDelta,
+    TextChoice,
+    TextCompletion,
+    Usage,
 )
+from protocol.types import FinishReason
+from services.frontend.answers.logprobs import ShownLogprobs, Spelling
+from services.frontend.answers.output import Gain
+from services.frontend.parsing.heard import CallPiece
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 
@@ -45,10 +52,10 @@ class AnswerForm:
             "system_fingerprint": spec.system_fingerprint or UNSET,
             "service_tier": "default" if spec.tells_tier else UNSET,
         }
-        self._spelling = Spelling(tokenizer, spec.tokens_as_ids)
-        self._prompt_scores: list[PositionLogprobs | None] | None = None
+        self._tokenizer = tokenizer
         echoed = self.prompt_text if spec.echo else ""
-        self._shown = [len(echoed)] * spec.n
+        spelling = Spelling(tokenizer, spec.tokens_as_ids)
+        self.logprobs = ShownLogprobs(spec, spelling, [len(echoed)] * spec.n)
 
     def index(self, choice: int) -> int:
         """As the client counts choices: over all prompts of a completion."""
@@ -57,59 +64,15 @@ class AnswerForm:
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return list(token_ids) if self.spec.return_token_ids else UNSET
 
-    def chat_logprobs(self, positions: Sequence[PositionLogprobs] | None) -> ChatLogprobs | None:
-        top = self.spec.logprobs
-        if top is None or positions is None:
-            return None
-        return chat_logprobs(self._spelling, positions, top)
-
-    def text_logprobs(
-        self, choice: int, positions: Sequence[PositionLogprobs] | None
-    ) -> TextLogprobs | None:
-        """Their text offsets go on where those of the choice's last chunk ended."""
-        top = self.spec.logprobs
-        if top is None or positions is None:
-            return None
-        token_ids = [position.token_id for position in positions]
-        shown = text_logprobs(self._spelling, token_ids, positions, top, self._shown[choice])
-        self._shown[choice] += sum(len(self._token(token_id)) for token_id in token_ids)
-        return shown
-
-    def _token(self, token_id: int) -> str:
-        return self._spelling.tokenizer.token_bytes(token_id).decode(errors="replace")
-
     @functools.cached_property
     def prompt_text(self) -> str:
         """The prompt as it came, or its tokens' text."""
         spec = self.spec
         if spec.prompt_text is not None:
             return spec.prompt_text
-        return self._spelling.tokenizer.decode(
+        return self._tokenizer.decode(
             spec.prompt_token_ids, skip_special_tokens=spec.skip_special_tokens
         )
-
-    def take_prompt_scores(self, scores: Sequence[PositionLogprobs]) -> None:
-        """Of the prompt's tokens but the first."""
-        self._prompt_scores = [None, *scores]
-
-    @property
-    def _scores(self) -> list[PositionLogprobs | None]:
-        scores = self._prompt_scores or [None]
-        if len(scores) != len(self.spec.prompt_token_ids):
-            raise UpstreamError("the worker did not score the prompt")
-        return scores
-
-    def echoed_logprobs(self) -> TextLogprobs | None:
-        """Of the prompt, as the output's follow them."""
-        top = self.spec.logprobs
-        if top is None:
-            return None
-        return text_logprobs(self._spelling, self.spec.prompt_token_ids, self._scores, top, 0)
-
-    def prompt_logprobs(self) -> PromptLogprobs | UnsetType:
-        """In vLLM's form, if asked for."""
-        top = self.spec.prompt_logprobs
-        return UNSET if top is None else prompt_logprobs(self._spelling, self._scores, top)
 
 
 def chat_finish(reason: FinishReason | None, called: bool) -> ChatFinish | None:
@@ -124,3 +87,145 @@ def with_params(answer: Answer, kv: Params | None, ec: Params | None) -> Answer:
     if ec is not None:
         answer.ec_transfer_params = ec
     return answer
+
+
+class ChunkBuilder:
+    """The chunks of one request, in order."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._spec = form.spec
+        self._called = [False] * form.spec.n
+        self._begun: set[int] = set()
+
+    def first_chunks(self) -> list[Answer]:
+        """What a stream begins with: the role of each choice of a chat."""
+        if not self._spec.chat:
+            return []
+        choices = (
+            ChatChunkChoice(index=self._form.index(i), delta=Delta("assistant", ""))
+            for i in range(self._spec.n)
+        )
+        chunks: list[Answer] = [self._chat_chunk([choice]) for choice in choices]
+        if self._spec.continuous_usage:
+            num_prompt = len(self._spec.prompt_token_ids)
+            for chunk in chunks:
+                chunk.usage = Usage(num_prompt, 0, num_prompt)
+        if self._spec.return_token_ids and isinstance(chunks[0], ChatCompletionChunk):
+            chunks[0].prompt_token_ids = list(self._spec.prompt_token_ids)
+        return chunks
+
+    def echo(self, index: int, usage: Usage | None) -> Answer | None:
+        """The prompt, where a choice of a completion begins that shows it; else None."""
+        if not self._spec.echo or index in self._begun:
+            return None
+        choice = TextChoice(
+            index=self._form.index(index),
+            text=self._form.prompt_text,
+            logprobs=self._form.logprobs.echoed(),
+            token_ids=self._form.token_ids([]),
+            prompt_token_ids=self._prompt_ids(index),
+        )
+        chunk = self._text_chunk([choice])
+        if self._spec.continuous_usage:
+            chunk.usage = usage
+        return chunk
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """With a choice's first chunk."""
+        if index in self._begun:
+            return UNSET
+        self._begun.add(index)
+        return self._form.token_ids(self._spec.prompt_token_ids)
+
+    def chunk(
+        self,
+        gain: Gain,
+        usage: Usage | None,
+        *,
+        kv_transfer_params: Params | None = None,
+        ec_transfer_params: Params | None = None,
+    ) -> Answer | None:
+        """The chunk that tells `gain`, None if a client would learn nothing from it.
+
+        `usage` of the choice so far is shown if the client asked for it in every chunk.
+        """
+        spec = self._spec
+        silent = not (gain.text or gain.reasoning or gain.calls) and gain.finish_reason is None
+        told = spec.return_token_ids or gain.logprobs
+        # Half a character, or the start of a stop string: a chunk would be empty.
+        if silent and not (gain.token_ids and told):
+            return None
+        chunk: Answer
+        if spec.chat:
+            chunk = self._chat_chunk([self._chat_delta(gain)])
+        else:
+            chunk = self._text_chunk([self._text_delta(gain)])
+        if spec.continuous_usage:
+            chunk.usage = usage
+        if kv_transfer_params is None and ec_transfer_params is None:
+            return chunk
+        return with_params(chunk, kv_transfer_params, ec_transfer_params)
+
+    def usage_chunk(self, usage: Usage) -> Answer | None:
+        """The last chunk, if the client asked for usage."""
+        if not self._spec.include_usage:
+            return None
+        chunk = self._chat_chunk([]) if self._spec.chat else self._text_chunk([])
+        chunk.usage = usage
+        return chunk
+
+    def _chat_delta(self, gain: Gain) -> ChatChunkChoice:
+        self._called[gain.index] |= bool(gain.calls)
+        logprobs = None if gain.logprobs is None else self._form.logprobs.of_chat(gain.logprobs)
+        return ChatChunkChoice(
+            index=self._form.index(gain.index),
+            delta=_delta(gain),
+            logprobs=logprobs,
+            finish_reason=gain.finish_reason
+            and chat_finish(gain.finish_reason, self._called[gain.index]),
+            stop_reason=UNSET if gain.finish_reason is None else gain.stop_reason,
+            token_ids=self._form.token_ids(gain.token_ids),
+        )
+
+    def _text_delta(self, gain: Gain) -> TextChoice:
+        return TextChoice(
+            index=self._form.index(gain.index),
+            text=gain.text,
+            logprobs=self._form.logprobs.of_text(gain.index, gain.logprobs),
+            finish_reason=gain.finish_reason,
+            stop_reason=gain.stop_reason,
+            token_ids=self._form.token_ids(gain.token_ids),
+            prompt_token_ids=self._prompt_ids(gain.index),
+        )
+
+    def _chat_chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return ChatCompletionChunk(**self._form.head, choices=choices, usage=self._no_usage())
+
+    def _text_chunk(self, choices: list[TextChoice]) -> TextCompletion:
+        return TextCompletion(**self._form.head, choices=choices, usage=self._no_usage())
+
+    def _no_usage(self) -> UnsetType | None:
+        """OpenAI shows usage null in every chunk before the one that has it."""
+        return None if self._spec.include_usage else UNSET
+
+
+def _delta(gain: Gain) -> Delta:
+    delta = Delta()
+    if gain.reasoning:
+        # vLLM has renamed the field; clients of either version read it.
+        delta.reasoning = delta.reasoning_content = gain.reasoning
+    if gain.calls:
+        delta.tool_calls = [_call_delta(piece) for piece in gain.calls]
+    # Beside reasoning or calls an empty content would say nothing.
+    if gain.text or not (gain.reasoning or gain.calls):
+        delta.content = gain.text
+    return delta
+
+
+def _call_delta(piece: CallPiece) -> CalledToolDelta:
+    """A call's first piece names it, the others only add to its arguments."""
+    if not piece.id:
+        return CalledToolDelta(piece.index, FunctionDelta(piece.arguments))
+    function = FunctionDelta(piece.arguments, piece.name)
+    return CalledToolDelta(piece.index, function, piece.id, "function")

@@ -1,10 +1,13 @@
-"""Log-probabilities in OpenAI's two forms."""
+"""Log-probabilities in OpenAI's two forms, and a prompt's in vLLM's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
+from protocol.errors import UpstreamError
 from protocol.openai_answers import (
     ChatLogprob,
     ChatLogprobs,
@@ -14,6 +17,7 @@ from protocol.openai_answers import (
     TokenChance,
 )
 from protocol.types import PositionLogprobs, TokenLogprob
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 
 LEAST = -9999.0  # JSON has no infinity
@@ -29,6 +33,9 @@ class Spelling:
     def token(self, token_id: int) -> str:
         if self.as_ids:
             return f"token_id:{token_id}"
+        return self.text(token_id)
+
+    def text(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id).decode(errors="replace")
 
     def chance(self, chance: PositionLogprobs | TokenLogprob) -> tuple[str, float, list[int]]:
@@ -36,11 +43,59 @@ class Spelling:
         return self.token(chance.token_id), max(chance.logprob, LEAST), list(spelled)
 
 
-def chat_logprobs(
-    spelling: Spelling, positions: Sequence[PositionLogprobs], top: int
-) -> ChatLogprobs:
-    """`top`: how many alternatives each position shows."""
-    return ChatLogprobs([_position(spelling, position, top) for position in positions])
+@dataclass
+class ShownLogprobs:
+    """What one answer shows of them. `shown`: characters of each choice that were shown so far."""
+
+    spec: OutputSpec
+    spelling: Spelling
+    shown: list[int]
+    _prompt: Sequence[PositionLogprobs] = ()
+
+    def of_chat(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
+        top = self.spec.logprobs
+        if top is None:
+            return None
+        return ChatLogprobs([_position(self.spelling, position, top) for position in positions])
+
+    def of_text(
+        self, choice: int, positions: Sequence[PositionLogprobs] | None
+    ) -> TextLogprobs | None:
+        """Their text offsets go on where those of the choice's last chunk ended."""
+        top = self.spec.logprobs
+        if top is None or positions is None:
+            return None
+        token_ids = [position.token_id for position in positions]
+        shown = _in_text(self.spelling, token_ids, positions, top, self.shown[choice])
+        self.shown[choice] += sum(len(self.spelling.text(token_id)) for token_id in token_ids)
+        return shown
+
+    def take_prompt(self, scores: Sequence[PositionLogprobs]) -> None:
+        """Of the prompt's tokens but the first."""
+        self._prompt = scores
+
+    @property
+    def _scores(self) -> list[PositionLogprobs | None]:
+        scores = [None, *self._prompt]
+        if len(scores) != len(self.spec.prompt_token_ids):
+            raise UpstreamError("the worker did not score the prompt")
+        return scores
+
+    def echoed(self) -> TextLogprobs | None:
+        """Of the prompt, as the output's follow them."""
+        top = self.spec.logprobs
+        if top is None:
+            return None
+        return _in_text(self.spelling, self.spec.prompt_token_ids, self._scores, top, 0)
+
+    def of_prompt(self) -> PromptLogprobs | UnsetType:
+        """In vLLM's form, if asked for: by token id, the likeliest and the prompt's own."""
+        top = self.spec.prompt_logprobs
+        if top is None:
+            return UNSET
+        return [
+            None if p is None else _prompt_position(self.spelling, p, top) for p in self._scores
+        ]
 
 
 def _position(spelling: Spelling, position: PositionLogprobs, top: int) -> ChatLogprob:
@@ -49,7 +104,7 @@ def _position(spelling: Spelling, position: PositionLogprobs, top: int) -> ChatL
     return ChatLogprob(token, logprob, spelled, alternatives)
 
 
-def text_logprobs(
+def _in_text(
     spelling: Spelling,
     token_ids: Sequence[int],
     positions: Sequence[PositionLogprobs | None],
@@ -65,7 +120,7 @@ def text_logprobs(
     offsets = []
     for token_id in token_ids:
         offsets.append(offset)
-        offset += len(spelling.tokenizer.token_bytes(token_id).decode(errors="replace"))
+        offset += len(spelling.text(token_id))
     return TextLogprobs(
         tokens=[spelling.token(token_id) for token_id in token_ids],
         token_logprobs=[None if p is None else max(p.logprob, LEAST) for p in positions],
@@ -82,13 +137,6 @@ def _top(spelling: Spelling, position: PositionLogprobs, top: int) -> dict[str, 
     for chance in chances:
         shown.setdefault(spelling.token(chance.token_id), max(chance.logprob, LEAST))
     return shown
-
-
-def prompt_logprobs(
-    spelling: Spelling, positions: Sequence[PositionLogprobs | None], top: int
-) -> PromptLogprobs:
-    """In vLLM's form: by token id, the likeliest and the prompt's own."""
-    return [None if p is None else _prompt_position(spelling, p, top) for p in positions]
 
 
 def _prompt_position(

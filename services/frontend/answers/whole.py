@@ -79,7 +79,7 @@ class AnswerBuilder:
             ChatChoice(
                 index=self._form.index(index),
                 message=_message(whole),
-                logprobs=self._form.chat_logprobs(whole.logprobs),
+                logprobs=self._form.logprobs.of_chat(whole.logprobs),
                 finish_reason=chat_finish(whole.finish_reason, bool(whole.calls)),
                 stop_reason=whole.stop_reason,
                 token_ids=self._form.token_ids(whole.token_ids),
@@ -90,7 +90,7 @@ class AnswerBuilder:
             **self._form.head,
             choices=choices,
             usage=usage,
-            prompt_logprobs=self._form.prompt_logprobs(),
+            prompt_logprobs=self._form.logprobs.of_prompt(),
             prompt_token_ids=self._form.token_ids(self._spec.prompt_token_ids),
         )
 
@@ -104,7 +104,7 @@ class AnswerBuilder:
                 stop_reason=whole.stop_reason,
                 token_ids=self._form.token_ids(whole.token_ids),
                 prompt_token_ids=self._form.token_ids(self._spec.prompt_token_ids),
-                prompt_logprobs=self._form.prompt_logprobs(),
+                prompt_logprobs=self._form.logprobs.of_prompt(),
             )
             for index, whole in enumerate(best(self._wholes, self._spec.kept))
         ]
@@ -115,8 +115,8 @@ class AnswerBuilder:
         return self._form.prompt_text if self._spec.echo else ""
 
     def _text_logprobs(self, index: int, whole: _Whole) -> TextLogprobs | None:
-        shown = self._form.text_logprobs(index, whole.logprobs)
-        prompt = self._form.echoed_logprobs() if self._spec.echo else None
+        shown = self._form.logprobs.of_text(index, whole.logprobs)
+        prompt = self._form.logprobs.echoed() if self._spec.echo else None
         return shown if prompt is None or shown is None else joined_logprobs(prompt, shown)
 
 

@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from services.frontend.audio.formats import refuse_other_audio
 from services.frontend.audio.reading import QUALITY, AudioReader
-from services.frontend.clips.readers import BUSY, ClipReaders
+from services.frontend.clips.readers import BUSY, BoundedThreads, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Audio, Extent
 from services.frontend.media.kinds import Kind, Wanted, naming
-from services.frontend.media.off_loop import BoundedThreads
 
 _WAITING = 64  # audio items that wait to be measured
 _DECODING = f"mean of channels, {QUALITY}"  # what samples depend on besides the bytes

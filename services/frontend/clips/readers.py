@@ -1,12 +1,17 @@
-"""Processes in which FFmpeg reads clips: so many at a time, kept for the next clip."""
+"""Processes in which FFmpeg reads clips: so many at a time, kept for the next clip; and the threads
+that wait for them."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +30,7 @@ _NO_PYAV = (
 _OTHER_SYSTEM = (
     "servers on this operating system read no clips and no compressed audio; those on Linux do"
 )
+T = TypeVar("T")
 BUSY = "too many clips and audio files wait to be read (--video-readers)"
 
 
@@ -114,3 +120,35 @@ class ClipReaders:
             else:
                 reader.release()
             self._changed.notify_all()
+
+
+class BoundedThreads:
+    """Work that its caller gives up is not begun."""
+
+    def __init__(self, threads: int, waiting: int, patience_s: float, busy: str) -> None:
+        """`waiting`: how much work may wait beside that under way. `patience_s`: work that has
+        waited for longer when its turn comes is not begun. `busy`: what errors say then."""
+        self._pool = ThreadPoolExecutor(threads, "bounded")
+        self._room = threading.Semaphore(threads + waiting)
+        self._patience_s = patience_s
+        self._busy = busy
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """`Unavailable` if too much waits already, or this has waited for too long."""
+        if not self._room.acquire(blocking=False):
+            raise Unavailable(self._busy)
+        until = time.monotonic() + self._patience_s
+
+        def in_time() -> T:
+            # Its client has given up by now: work for it would only delay the next one.
+            if time.monotonic() > until:
+                raise Unavailable(self._busy)
+            return work()
+
+        future = self._pool.submit(in_time)
+        # Not in `finally`: a caller that is cancelled leaves while its work still has the thread.
+        future.add_done_callback(lambda _: self._room.release())
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -5,7 +5,6 @@ base             the interface: from a picture's, clip's or audio's size to its 
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
 timed_clips      clips for Qwen3-VL
-qwen_size        to which size their pictures and frames are resized
 gemma3           Gemma 3
 gemma4           Gemma 4
 internvl         InternVL 3, as transformers has it

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from protocol.encoder_cache import AUDIO_TOKENS_KEY
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.item_metadata import AUDIO_TOKENS_KEY
 from protocol.types import Modality
 from services.frontend.families.base import (
     Audio,

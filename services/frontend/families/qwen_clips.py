@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 from PIL.Image import Resampling
 
+from protocol.encoder_cache import SECONDS_KEY, seconds_of
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.item_metadata import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip, Taken, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused
-from services.frontend.families.qwen_size import number, pixel_bounds, resized
-from services.frontend.media.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds, model_bounds, number, resized
 
 GRID_KEY = "video_grid_thw"
 _BROKEN = "invalid_video"
@@ -58,7 +57,7 @@ class ClipGrid:
         self.together = option("temporal_patch_size")
         self.min_frames = option("min_frames")
         self.max_frames = option("max_frames")
-        self.bounds = pixel_bounds(options, self.usual_size, "video")
+        self.bounds = model_bounds(options, self.usual_size, "video")
         self.resample = _resample(options)
         self._resizes = bool(options.get("do_resize", True))
         self._most_tokens = option("max_video_tokens") if _shares(options) else None

@@ -24,9 +24,8 @@ from services.frontend.families.base import (
     token_text,
 )
 from services.frontend.families.qwen_clips import QwenClips
-from services.frontend.families.qwen_size import pixel_bounds, resized
 from services.frontend.families.timed_clips import clips_of
-from services.frontend.media.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import PixelBounds, model_bounds, resized
 from services.frontend.model_info import ModelInfo, clip_processor
 from services.frontend.tokenizer import Tokenizer
 
@@ -52,7 +51,7 @@ class QwenVL(Family):
         options = options_of(info)
         self.patch = _option(options, "patch_size")
         self.merge = _option(options, "merge_size")
-        self._bounds = pixel_bounds(options, _CLASS_SIZE, "image")
+        self._bounds = model_bounds(options, _CLASS_SIZE, "image")
         self._resizes = bool(options.get("do_resize", True))
         self._processor = processor_identity(info)
         self.placeholders: dict[Modality, Placeholder] = {

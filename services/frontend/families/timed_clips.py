@@ -16,8 +16,7 @@ from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip, Spread, Taken, spread
 from services.frontend.families.base import Extent, refused
 from services.frontend.families.qwen_clips import GRID_KEY, ClipGrid, QwenClips
-from services.frontend.families.qwen_size import MAX_ASPECT_RATIO
-from services.frontend.media.pixel_bounds import PixelBounds
+from services.frontend.media.pixel_bounds import MAX_ASPECT_RATIO, PixelBounds
 
 _BROKEN = "invalid_video"
 _USUAL_SIZE = MappingProxyType({"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768})

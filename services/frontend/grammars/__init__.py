@@ -1,6 +1,6 @@
 """What an output must match, in the forms that llguidance reads.
 
-requested    the grammar that a request's fields ask for
+requested    the grammar that a request's fields ask for, that of calls that are forced, and what
+             precedes a constrained answer
 json_schema  JSON schemas as grammars, and what of them can be enforced
-calls        grammars of calls that are forced, and what precedes a constrained answer
 """

@@ -2,12 +2,11 @@
 
 items            `ItemLoader`: the media of one request, all of the below together
 kinds            how one item of each kind is checked, measured and named
-fetching         a media URL to bytes: data:, http(s), file://, within limits
+fetching         a media URL to bytes, within limits: data: in slices, file://; `web`: http(s)
 lookups          host names to addresses, and which of these may be fetched from
 store            bytes of requests under way, bounded in memory; media a client may name by uuid
-off_loop         long work beside the event loop: base64 in slices, bounded threads
-image            a picture's size without decoding it, and its canonical decoding to RGB
-picture_formats  headers of PNG, JPEG, GIF, BMP and TIFF; `webp`: of WebP
+picture_formats  a picture's size without decoding it: PNG, JPEG, GIF, BMP, TIFF; `webp`: of WebP
 picture_header   what the header of any picture says; EXIF and XMP
-pixel_bounds     how large pictures and frames may become, by `mm_processor_kwargs`
+image            the canonical decoding to RGB, for encoders
+pixel_bounds     how large pictures and frames may become, by `mm_processor_kwargs`, and do
 """

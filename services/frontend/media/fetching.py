@@ -1,46 +1,41 @@
-"""Media references to bytes: data: URLs, http(s) and files, within limits.
+"""Media references to bytes: data: URLs, files and, by `web`, http(s), within limits.
 
-Every error is a `RequestError` that names the field the reference came from.
+Every error is a `RequestError` that names the field the reference came from. The decoder of base64
+holds the interpreter's lock: 16 MB at once stop every other thread for 70 ms. In slices, with a
+rest after each, a turn of the event loop waits for one slice at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+import binascii
+import io
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
-import aiohttp
 from yarl import URL
 
-from protocol.errors import InvalidRequest, PayloadTooLarge
+from protocol.errors import InvalidRequest
 from services.frontend.config import MediaConfig
-from services.frontend.media.lookups import (
-    ANONYMOUS,
-    Caller,
-    ForbiddenAddress,
-    LookUps,
-    is_public,
-    literal_address,
-)
-from services.frontend.media.off_loop import from_base64
+from services.frontend.media.lookups import ANONYMOUS, Caller
+from services.frontend.media.web import WebFetcher, too_large, unreachable
 
 OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
-_CHUNK = 1 << 16  # bytes read before the size is looked at again
-_REDIRECTS = (301, 302, 303, 307, 308)
+_SLICE = 1 << 18  # characters, a multiple of 4; decoding them takes less than a millisecond
+_REST_S = 0.0002  # a rest of no time would seldom let another thread have the lock
 
 
 class MediaFetcher:
-    """Owns the HTTP session; `close` ends it."""
+    """`close` ends its connections."""
 
     def __init__(self, config: MediaConfig) -> None:
         self._config = config
-        self._session: aiohttp.ClientSession | None = None
-        self._domains = frozenset(name.lower() for name in config.allowed_domains)
-        self._lookups = LookUps(public_only=not config.allow_private)
+        self._web = WebFetcher(config)
 
     async def fetch(self, url: str, *, param: str, caller: Caller = ANONYMOUS) -> bytes:
         """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
@@ -52,7 +47,7 @@ class MediaFetcher:
         if scheme == "file":
             return await asyncio.to_thread(self._file, url, param)
         if scheme in ("http", "https"):
-            return await self._http(url, param, caller)
+            return await self._web.fetch(url, param, caller)
         raise InvalidRequest(
             "a media URL must begin with data:, http://, https:// or file://",
             param=param,
@@ -60,92 +55,21 @@ class MediaFetcher:
         )
 
     async def close(self) -> None:
-        await self._lookups.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._web.close()
 
     async def _data(self, url: str, param: str) -> bytes:
         begin = url.find(",") + 1
         if not begin:
-            raise _invalid("a data: URL needs a comma before its data", param)
+            raise InvalidRequest("a data: URL needs a comma before its data", param=param)
         is_base64 = url[: begin - 1].lower().endswith(";base64")
         length = len(url) - begin
         # Before it is decoded: base64 has four characters for three bytes, escapes three for one.
         if (length * 3 // 4 - 2 if is_base64 else length // 3) > self._config.max_bytes:
-            raise self._too_large(param)
+            raise too_large(self._config, param)
         data = await _offloaded(from_base64 if is_base64 else _unquoted, url, begin, param)
         if len(data) > self._config.max_bytes:
-            raise self._too_large(param)
+            raise too_large(self._config, param)
         return data
-
-    async def _http(self, url: str, param: str, caller: Caller) -> bytes:
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                return await self._follow(_parsed(url, param), param, caller)
-        except TimeoutError:
-            raise _unreachable(f"no answer in {self._config.timeout_s:g} s", param) from None
-        except (aiohttp.InvalidURL, UnicodeError) as error:
-            raise _invalid(f"the URL is malformed: {error}", param) from None
-        except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, ForbiddenAddress):
-                raise _forbidden(param) from None
-            raise _unreachable("no connection", param) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(type(error).__name__, param) from None
-
-    async def _follow(self, url: URL, param: str, caller: Caller) -> bytes:
-        for _ in range(self._config.max_redirects + 1):
-            await self._check(url, param, caller)
-            # Each hop is judged before it is made: a public host may redirect to a private address.
-            async with self._client().get(url, allow_redirects=False) as response:
-                if response.status not in _REDIRECTS:
-                    return await self._body(response, param)
-                url = url.join(_parsed(response.headers.get("Location", ""), param))
-        raise _unreachable(f"more than {self._config.max_redirects} redirects", param)
-
-    async def _check(self, url: URL, param: str, caller: Caller) -> None:
-        """Refuse a hop before it is made; a name's addresses are checked when they are used."""
-        if url.scheme not in ("http", "https") or not url.host:
-            raise _forbidden(param)
-        if self._domains and url.host.lower() not in self._domains:
-            raise InvalidRequest(
-                f"media may not be fetched from {url.host}", param=param, code="forbidden_url"
-            )
-        # aiohttp asks no resolver about literal addresses: the check of names would not see them.
-        address = literal_address(url.host)
-        if address is None:
-            await self._lookups.find(url.raw_host or "", url.port or 0, caller)
-        elif not self._config.allow_private and not is_public(address):
-            raise _forbidden(param)
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    resolver=self._lookups, use_dns_cache=False, limit_per_host=32
-                ),
-                # One session for all clients: cookies would carry one's state to another.
-                cookie_jar=aiohttp.DummyCookieJar(),
-                # Compressed bodies could unfold to any size behind the limit.
-                headers={"Accept-Encoding": "identity", "User-Agent": "triptych"},
-                # A proxy from the environment would resolve names itself, unchecked.
-                trust_env=False,
-            )
-        return self._session
-
-    async def _body(self, response: aiohttp.ClientResponse, param: str) -> bytes:
-        if response.status != 200:
-            raise _unreachable(f"HTTP status {response.status}", param)
-        if (response.content_length or 0) > self._config.max_bytes:
-            raise self._too_large(param)
-        # Counted as it comes: a server may say nothing of the length, or lie.
-        data = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK):
-            data += chunk
-            if len(data) > self._config.max_bytes:
-                raise self._too_large(param)
-        return bytes(data)
 
     def _file(self, url: str, param: str) -> bytes:
         root = self._config.allowed_local_path
@@ -160,20 +84,10 @@ class MediaFetcher:
             with _open_regular(path) as file:
                 data = file.read(self._config.max_bytes + 1)
         except OSError as error:
-            raise _unreachable(error.strerror or "no such file", param) from None
+            raise unreachable(error.strerror or "no such file", param) from None
         if len(data) > self._config.max_bytes:
-            raise self._too_large(param)
+            raise too_large(self._config, param)
         return data
-
-    def _too_large(self, param: str) -> PayloadTooLarge:
-        return PayloadTooLarge(f"media larger than {self._config.max_bytes} bytes", param=param)
-
-
-def _parsed(url: str, param: str) -> URL:
-    try:
-        return URL(url)
-    except ValueError as error:
-        raise _invalid(f"the URL is malformed: {error}", param) from None
 
 
 def _unquoted(url: str, begin: int) -> bytes:
@@ -188,7 +102,51 @@ async def _offloaded(
             return await asyncio.to_thread(decode, url, begin)
         return decode(url, begin)
     except ValueError as error:
-        raise _invalid(f"the data: URL is not valid base64: {error}", param) from None
+        raise InvalidRequest(f"the data: URL is not valid base64: {error}", param=param) from None
+
+
+def from_base64(text: str, begin: int = 0) -> bytes:
+    """What follows the first `begin` characters, which need no copy without them.
+    Strict; line breaks, blanks and percent escapes, which some clients write, are undone.
+    `ValueError` if it is no base64. Rests if it is long: not for an event loop's own thread."""
+    try:
+        return _decoded(text, begin)
+    except ValueError:
+        written = unquote(text[begin:])
+        cleaned = "".join("".join(piece.split()) for piece in _slices(written, 0))
+        return _decoded(cleaned + "=" * (-len(cleaned) % 4), 0)
+
+
+def _slices(text: str, begin: int) -> Iterator[str]:
+    for start in range(begin, len(text), _SLICE):
+        if start > begin:
+            time.sleep(_REST_S)
+        yield text[start : start + _SLICE]
+
+
+def _decoded(text: str, begin: int) -> bytes:
+    if len(text) - begin <= _SLICE:
+        return binascii.a2b_base64(text[begin:], strict_mode=True)
+    data = io.BytesIO()  # gives its bytes without a copy
+    padded = False
+    for piece in _slices(text, begin):
+        if padded:
+            raise ValueError("data after the padding")
+        data.write(binascii.a2b_base64(piece, strict_mode=True))
+        padded = piece.endswith("=")
+    return data.getvalue()
+
+
+def beginning(url: str) -> bytes:
+    """The first bytes of a data: URL's content; none if it is not base64 as it should be, or short:
+    what it is shows when it is decoded."""
+    head, _, body = url[:1024].partition(",")
+    if head[:5].lower() != "data:" or not head.lower().endswith(";base64") or len(body) < 64:
+        return b""
+    try:
+        return binascii.a2b_base64(body[:64], strict_mode=True)
+    except ValueError:
+        return b""
 
 
 def _local_path(url: str) -> Path | None:
@@ -209,18 +167,3 @@ def _open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(0, "not a regular file")
     return os.fdopen(descriptor, "rb")
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param)
-
-
-def _forbidden(param: str) -> InvalidRequest:
-    message = "the URL leads to an address that media may not be fetched from"
-    return InvalidRequest(message, param=param, code="forbidden_url")
-
-
-def _unreachable(reason: str, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"the media cannot be fetched: {reason}", param=param, code="media_unreachable"
-    )

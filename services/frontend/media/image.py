@@ -1,7 +1,5 @@
-"""Pictures as bytes: their size without decoding them, and their canonical decoding to RGB.
-
-`load_rgb` is the one place where a picture is decoded, and only encoders come here.
-"""
+"""The canonical decoding of pictures to RGB: the one place where any is decoded, and only encoders
+come here."""
 
 from __future__ import annotations
 
@@ -11,11 +9,9 @@ from types import MappingProxyType
 import numpy as np
 from PIL import Image
 
-from protocol.errors import InvalidRequest, PayloadTooLarge
-from services.frontend.media.picture_formats import check_format, read_picture_header
-from services.frontend.media.picture_header import BadHeader, PictureHeader
-
-DEFAULT_MAX_PIXELS = 64_000_000
+from protocol.errors import InvalidRequest
+from services.frontend.media.picture_formats import DEFAULT_MAX_PIXELS, checked_header
+from services.frontend.media.picture_header import PictureHeader
 
 _TURNS = MappingProxyType(
     {
@@ -30,33 +26,15 @@ _TURNS = MappingProxyType(
 )
 
 
-def probe(
-    data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS, param: str | None = None
-) -> tuple[int, int]:
-    """(width, height) in pixels as `load_rgb` will give them: after EXIF orientation.
-
-    Reads headers only, in time that does not depend on the number of pixels. `InvalidRequest` if
-    this is no picture or a broken one, `PayloadTooLarge` above `max_pixels`; both name `param`.
-    """
-    return _header(data, max_pixels, param).size
-
-
-def refuse_other_pictures(start: bytes, param: str | None = None) -> None:
-    """`InvalidRequest` if a file that begins so is no picture of a known format; 16 bytes do."""
-    try:
-        check_format(start[:16])
-    except BadHeader as error:
-        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
-
-
 def load_rgb(
     data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS, param: str | None = None
 ) -> Image.Image:
     """The picture in mode RGB, upright, transparency on white, 16-bit grey scaled to 8 bits.
 
-    Of an animation, the first frame. Errors as `probe`; `InvalidRequest` if pixels are missing.
+    Of an animation, the first frame. Errors as `checked_header`, and `InvalidRequest` if pixels
+    are missing.
     """
-    header = _header(data, max_pixels, param)
+    header = checked_header(data, max_pixels, param)
     image = _open(data, header, param)
     _load(image, param)
     # Pillow turns a TIFF upright when it loads it.
@@ -66,21 +44,6 @@ def load_rgb(
     except (ValueError, OSError) as error:  # a mode that Pillow cannot convert
         raise _broken(error, param) from error
     return rgb if turn is None else rgb.transpose(turn)
-
-
-def _header(data: bytes, max_pixels: int, param: str | None) -> PictureHeader:
-    if not data:
-        raise InvalidRequest("the picture is empty", param=param, code="invalid_image")
-    try:
-        header = read_picture_header(data)
-    except BadHeader as error:
-        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
-    if header.width < 1 or header.height < 1:
-        raise InvalidRequest("the picture has no pixels", param=param, code="invalid_image")
-    if header.width * header.height > max_pixels:
-        message = f"the picture has more than {max_pixels} pixels"
-        raise PayloadTooLarge(message, param=param)
-    return header
 
 
 def _open(data: bytes, header: PictureHeader, param: str | None) -> Image.Image:

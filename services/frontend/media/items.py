@@ -14,10 +14,9 @@ from protocol.types import FrameSampling, MMItem, Modality
 from services.frontend.audio.kind import Sounds
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
-from services.frontend.media.fetching import OFFLOAD_BYTES, MediaFetcher
+from services.frontend.media.fetching import OFFLOAD_BYTES, MediaFetcher, beginning
 from services.frontend.media.kinds import Kind, Pictures, Videos, Wanted, naming
 from services.frontend.media.lookups import ANONYMOUS, Caller
-from services.frontend.media.off_loop import beginning
 from services.frontend.media.pixel_bounds import IO_PARAM
 from services.frontend.media.store import KnownMedia, MediaStore, ReferenceBook
 from services.frontend.model_info import ModelInfo
@@ -83,6 +82,7 @@ class ItemLoader:
         self.store = store or MediaStore(media.memory_bytes, media.spill_folder)
         if family.audio is not None:
             self._kinds["audio"] = Sounds(config, family.audio)
+        self._unasked: Asked = {name: kind.wanted({}, {}) for name, kind in self._kinds.items()}
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -92,6 +92,8 @@ class ItemLoader:
     def asked(self, kwargs: Mapping[str, Any] | None, io: Mapping[str, Any] | None = None) -> Asked:
         """What a request's `mm_processor_kwargs` and `media_io_kwargs` ask for. `InvalidRequest`
         names the option at fault."""
+        if not (kwargs or io):  # as nearly all are
+            return self._unasked
         if io and "video" not in self._kinds:
             raise InvalidRequest(
                 f"{IO_PARAM}: this server takes no video input{self._why_no_clips}", param=IO_PARAM

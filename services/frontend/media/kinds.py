@@ -12,11 +12,10 @@ import msgspec
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
 from services.frontend.clips.limits import container_of
-from services.frontend.clips.readers import BUSY, ClipReaders
+from services.frontend.clips.readers import BUSY, BoundedThreads, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Clips, Extent, Family
-from services.frontend.media.image import probe, refuse_other_pictures
-from services.frontend.media.off_loop import BoundedThreads
+from services.frontend.media.picture_formats import probe, refuse_other_pictures
 from services.frontend.media.pixel_bounds import (
     PARAM,
     PixelBounds,
@@ -82,6 +81,7 @@ class Pictures(Kind):
     def __init__(self, config: FrontendConfig, family: Family) -> None:
         self._max_pixels = config.media.max_pixels
         self._family = family
+        self._processor, self._own_bounds = family.processor, family.bounds
         self._clips = family.clips is not None and config.allow_clips
         self._default = self._default_bounds(self._own(config.mm_processor_kwargs))
 
@@ -91,7 +91,7 @@ class Pictures(Kind):
 
     def _default_bounds(self, kwargs: Mapping[str, Any]) -> PixelBounds | None:
         """As --mm-processor-kwargs says, or the model's own."""
-        own = self._family.bounds
+        own = self._own_bounds
         if not kwargs:
             return own
         if own is None:
@@ -109,7 +109,7 @@ class Pictures(Kind):
                 f"{PARAM}: max_pixels must be at most {default.most}, not {wanted.most}",
                 param=PARAM,
             )
-        return Wanted(None if wanted == self._family.bounds else wanted)
+        return Wanted(None if wanted == self._own_bounds else wanted)
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:
         refuse_other_pictures(start, param)
@@ -120,7 +120,7 @@ class Pictures(Kind):
         return naming(param, self._family.measure_image, width, height, bounds)
 
     def processor(self, wanted: Wanted) -> dict[str, Any]:
-        processor, bounds = self._family.processor, wanted.pixels
+        processor, bounds = self._processor, wanted.pixels
         # Only if other than the model's own: names of pictures stay those that encoders know.
         return processor if bounds is None else {**processor, "bounds": bounds}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
+from protocol.errors import InvalidRequest, PayloadTooLarge
 from services.frontend.media.picture_header import (
     MOST_PARTS,
     ORIENTATION,
@@ -19,6 +20,7 @@ from services.frontend.media.picture_header import (
 )
 from services.frontend.media.webp import read_webp
 
+DEFAULT_MAX_PIXELS = 64_000_000
 _MOST_SCANS = 100  # of a JPEG; each is decoded over the whole picture
 _PNG, _GIF, _JPEG = b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a"), b"\xff\xd8\xff"
 _TIFF = (b"II*\0", b"MM\0*")
@@ -30,15 +32,47 @@ _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF)
 _XMP_SEGMENT, _XMP_TEXT = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0\0\0\0\0"
 
 
-def read_picture_header(data: bytes) -> PictureHeader:
+def probe(
+    data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS, param: str | None = None
+) -> tuple[int, int]:
+    """(width, height) in pixels once it is upright, as it is decoded."""
+    return checked_header(data, max_pixels, param).size
+
+
+def refuse_other_pictures(start: bytes, param: str | None = None) -> None:
+    """`InvalidRequest` if a file that begins so is no picture of a known format; 16 bytes do."""
+    try:
+        _check_format(start[:16])
+    except BadHeader as error:
+        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
+
+
+def checked_header(data: bytes, max_pixels: int, param: str | None) -> PictureHeader:
+    """Read in time that does not depend on the number of pixels. `InvalidRequest` if this is no
+    picture or a broken one, `PayloadTooLarge` above `max_pixels`; both name `param`."""
+    if not data:
+        raise InvalidRequest("the picture is empty", param=param, code="invalid_image")
+    try:
+        header = _read_header(data)
+    except BadHeader as error:
+        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
+    if header.width < 1 or header.height < 1:
+        raise InvalidRequest("the picture has no pixels", param=param, code="invalid_image")
+    if header.width * header.height > max_pixels:
+        message = f"the picture has more than {max_pixels} pixels"
+        raise PayloadTooLarge(message, param=param)
+    return header
+
+
+def _read_header(data: bytes) -> PictureHeader:
     """`BadHeader` if `data` is no picture of a known format."""
     try:
-        return check_format(bytes(data[:16]))(data)
+        return _check_format(bytes(data[:16]))(data)
     except (struct.error, IndexError):
         raise BadHeader("the picture is broken or incomplete") from None
 
 
-def check_format(start: bytes) -> Callable[[bytes], PictureHeader]:
+def _check_format(start: bytes) -> Callable[[bytes], PictureHeader]:
     """What reads the header of a file that begins with these 16 bytes; `BadHeader` if that is no
     picture of a known format."""
     read = _reader_of(start)

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import msgspec
 
-from services.frontend.answers.stopping import overlap
-
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 Sink = Callable[[str], None]
@@ -202,3 +200,11 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
     """Where what `pattern` matches at `start` ends; it matches nothing too."""
     found = pattern.match(text, start)
     return found.end() if found else start
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -10,8 +10,7 @@ from protocol.openai import ChatCompletionRequest, SharedFields
 from protocol.types import Modality
 from services.frontend.families import Placeholder
 from services.frontend.parsing.base import ToolFormat
-from services.frontend.parsing.choosing import Parsers
-from services.frontend.parsing.reading import Reading
+from services.frontend.parsing.reading import Parsers, Reading
 from services.frontend.prompts.guard import Guard, Guarded
 from services.frontend.prompts.messages import Chat
 from services.frontend.prompts.other_templates import RequestTemplates

@@ -26,7 +26,7 @@ from protocol.encoder_cache import MAX_NAME_CHARS
 from protocol.errors import InvalidRequest
 from protocol.types import Modality
 from services.frontend.audio.formats import check_said
-from services.frontend.media.off_loop import beginning
+from services.frontend.media.fetching import beginning
 from services.frontend.prompts.template import Message, media_part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

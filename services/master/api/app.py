@@ -13,9 +13,9 @@ from protocol.errors import InvalidRequest, TriptychError
 from services.http import errors
 from services.http.access import STATUS_PATHS
 from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
-from services.http.answer_headers import RequestIdHeader
 from services.http.api_docs import described
 from services.http.metrics import process_state
+from services.http.records import RequestIdHeader
 from services.http.rtp_operations import rtp_health
 from services.http.server import version
 from services.master.api import busy, roles

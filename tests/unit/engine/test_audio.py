@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError, InvalidRequest
+from protocol.generate import encode_item
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest
 from services.engine.config import EngineConfig, Part
 from services.engine.engine import Engine
@@ -54,7 +55,7 @@ def requests_of(
         rendered = render(front, openai_messages(case), **asked)
         generate = msgspec.structs.replace(rendered.generate, request_id=f"r{number}")
         items = [
-            EncodeItem.of(item, rendered.media[item.mm_hash])
+            encode_item(item, rendered.media[item.mm_hash])
             for item in {item.mm_hash: item for item in generate.mm_items}.values()
         ]
         made.append((generate, EncodeRequest(generate.request_id, items)))

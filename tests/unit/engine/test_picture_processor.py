@@ -12,7 +12,7 @@ from transformers.image_processing_backends import PilBackend
 
 from connectors.base import EC_TENSOR
 from protocol.errors import InvalidRequest
-from protocol.types import EncodeItem
+from protocol.generate import encode_item
 from services.engine.model.vision import VisionModel, picture_processor
 from services.frontend.config import FrontendConfig
 from services.frontend.render import Frontend
@@ -70,7 +70,7 @@ def test_a_picture_within_bounds_of_its_own(model_dir: ModelDir) -> None:
     rendered = render(front, messages, model=front.config.names[0], mm_processor_kwargs=kwargs)
     (item,) = rendered.generate.mm_items
     assert item.length <= 6
-    (prepared,) = [vision.prepare(EncodeItem.of(item, file.getvalue()))]
+    (prepared,) = [vision.prepare(encode_item(item, file.getvalue()))]
     size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
     truth = AutoImageProcessor.from_pretrained(path)(
         images=[picture(2, 300, 200)], return_tensors="np", size=size
@@ -80,4 +80,4 @@ def test_a_picture_within_bounds_of_its_own(model_dir: ModelDir) -> None:
     assert not isinstance(tensors, Exception)
     assert tensors[EC_TENSOR].shape[0] == item.length
     with pytest.raises(InvalidRequest, match="not become larger"):
-        vision.prepare(msgspec.structs.replace(EncodeItem.of(item, b""), pixels=(1, 1 << 21)))
+        vision.prepare(msgspec.structs.replace(encode_item(item, b""), pixels=(1, 1 << 21)))

@@ -7,8 +7,7 @@ import pytest
 
 from protocol.openai_answers import Usage, encode, encode_event
 from protocol.types import PositionLogprobs, TokenLogprob
-from services.frontend.answers.chunks import ChunkBuilder
-from services.frontend.answers.form import AnswerForm
+from services.frontend.answers.form import AnswerForm, ChunkBuilder
 from services.frontend.answers.output import Gain, OutputAssembler
 from services.frontend.answers.whole import AnswerBuilder, merge
 from services.frontend.model_info import ModelInfo

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.encoder_cache import item_metadata
 from protocol.errors import ConfigError, InvalidRequest, PayloadTooLarge
-from protocol.item_metadata import item_metadata
-from protocol.types import EncodeItem
+from protocol.generate import encode_item
 from tests.support import tiny_models
 from tests.support.audio_files import audio_file, encoded, raw_wav, tones, wav
 from tests.support.audio_reference import audio_inputs
@@ -73,7 +73,7 @@ def test_an_item_by_its_bytes(fronts: Fronts) -> None:
     assert (first.modality, first.grid, first.length) == ("audio", (), 25)
     assert first.mm_hash != second.mm_hash and first.end < second.offset
     assert rendered.media[first.mm_hash] == HEARD.data
-    asked = EncodeItem.of(first, HEARD.data)
+    asked = encode_item(first, HEARD.data)
     assert front.name_of(HEARD.data, asked.pixels, "audio", asked.frames) == first.mm_hash
     (same,) = render(front, user(linked(HEARD.data))).generate.mm_items
     assert same.mm_hash == first.mm_hash

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError, InvalidRequest, PayloadTooLarge
-from protocol.types import EncodeItem, FrameSampling
+from protocol.generate import encode_item
+from protocol.types import FrameSampling
 from services.frontend.options import FrontendOptions
 from tests.support.clips import DrawnClip, clip
 from tests.support.frontend_helpers import (
@@ -63,7 +64,7 @@ def test_a_clip_beside_a_picture(family: str, fronts: Fronts) -> None:
         spans = [place for place, token in enumerate(ids) if token == pad]
         assert spans == list(range(item.offset, item.end))
     assert rendered.media[first.mm_hash] == DRAWN.data
-    asked = EncodeItem.of(first, DRAWN.data)
+    asked = encode_item(first, DRAWN.data)
     assert asked.frames == FrameSampling(max_frames=40)
     assert front.name_of(DRAWN.data, asked.pixels, "video", asked.frames) == first.mm_hash
 

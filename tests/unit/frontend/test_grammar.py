@@ -9,10 +9,9 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
-from services.frontend.grammars.calls import forced_call
 from services.frontend.grammars.json_schema import check_grammar
-from services.frontend.parsing.choosing import TOOL_FORMATS
-from services.frontend.parsing.reading import Reading
+from services.frontend.grammars.requested import forced_call
+from services.frontend.parsing.reading import TOOL_FORMATS, Reading
 from services.frontend.render import Frontend
 from services.frontend.tool_use import tool_use
 from tests.support.chat_templates import TEMPLATES

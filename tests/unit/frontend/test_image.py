@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
 from protocol.errors import InvalidRequest, PayloadTooLarge, RequestError
-from services.frontend.media.image import load_rgb, probe
+from services.frontend.media.image import load_rgb
+from services.frontend.media.picture_formats import probe
 
 WIDTH, HEIGHT = 6, 4
 ORIENTATION = 0x112

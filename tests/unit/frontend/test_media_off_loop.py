@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import InvalidRequest, Unavailable
-from services.frontend.media.off_loop import BoundedThreads, beginning, from_base64
+from services.frontend.clips.readers import BoundedThreads
+from services.frontend.media.fetching import beginning, from_base64
 from tests.conftest import Pass
 from tests.support.frontend_helpers import frontend, render, user, write_model
 from tests.support.waiting import eventually
@@ -22,7 +23,7 @@ DATA = bytes(range(256)) * 3000
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How often other threads could go on."""
     found: list[float] = []
-    monkeypatch.setattr("services.frontend.media.off_loop.time.sleep", found.append)
+    monkeypatch.setattr("services.frontend.media.fetching.time.sleep", found.append)
     return found
 
 

@@ -3,15 +3,15 @@
 import pytest
 
 from protocol.errors import ConfigError
-from services.frontend.parsing.choosing import (
+from services.frontend.parsing.reading import (
     THINKING_ALIASES,
     THINKING_NAMES,
     TOOL_FORMATS,
     Parsers,
+    Thinking,
     thinking,
     tool_format,
 )
-from services.frontend.parsing.reading import Thinking
 
 # What the families' own templates write around a call, cut down to that.
 SHOWN = {

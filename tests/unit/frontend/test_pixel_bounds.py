@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.types import EncodeItem
+from protocol.generate import encode_item
 from services.frontend.options import FrontendOptions
 from tests.support.frontend_helpers import Fronts, frontends, image_part, picture, render, user
 
@@ -30,7 +30,7 @@ def test_a_smaller_picture_is_another_one(fronts: Fronts) -> None:
     )
     assert item.mm_hash != usual.mm_hash and list(small.media) == [item.mm_hash]
     assert (usual.pixels, item.pixels) == (None, (3136, SMALL["max_pixels"]))
-    assert EncodeItem.of(item, WIDE).pixels == item.pixels
+    assert encode_item(item, WIDE).pixels == item.pixels
     assert render(front, messages, mm_processor_kwargs={}).generate.mm_items == [usual]
 
 

@@ -14,11 +14,10 @@ from protocol.openai_answers import encode
 from protocol.types import RequestOutput
 from services.frontend.answers.answering import Answering
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.choosing import TOOL_FORMATS
 from services.frontend.parsing.glm import GLM as GLMForm
 from services.frontend.parsing.json_call import Hermes
 from services.frontend.parsing.llama3 import Llama3
-from services.frontend.parsing.reading import Reading, Thinking
+from services.frontend.parsing.reading import TOOL_FORMATS, Reading, Thinking
 from services.frontend.render import Frontend
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer

@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.parsing.base import Function, ToolFormat
-from services.frontend.parsing.choosing import TOOL_ALIASES, TOOL_FORMATS, TOOL_NAMES, tool_format
 from services.frontend.parsing.heard import CallPiece, Heard
 from services.frontend.parsing.json_call import CLOSE, OPEN, Hermes
-from services.frontend.parsing.reading import Reading, Thinking
+from services.frontend.parsing.reading import (
+    TOOL_ALIASES,
+    TOOL_FORMATS,
+    TOOL_NAMES,
+    Reading,
+    Thinking,
+    tool_format,
+)
 
 BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'

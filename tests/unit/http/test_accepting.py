@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from services.http.accepting import Acceptor
-from services.http.open_files import SPARE, Room, raise_limit
+from services.http.accepting import Acceptor, Room
+from services.http.open_files import SPARE, raise_limit
 from services.http.server import bind
 from tests.support.listening import Client
 from tests.support.shortage import no_files_left
@@ -45,7 +45,7 @@ class Accepting:
         self.most = 0
         self.room = Room(0.5)
         self.room.limit = places
-        self.room.count(lambda: len(self.open))
+        self.room.count(self.open)
         self.listener = bind("127.0.0.1", 0)
         self.address = self.listener.getsockname()
         self.acceptor = Acceptor(self.listener, lambda: Echo(self), self.room, self.crowded.append)
@@ -131,8 +131,8 @@ def test_clients_get_their_share_of_the_files_that_are_left() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert abs(room.limit - (1024 - used - SPARE) / 4) <= 2
-    room.count(lambda: 3)
-    room.count(lambda: 4)
+    room.count(range(3))
+    room.count(range(4))
     assert room.left == room.limit - 7
 
 

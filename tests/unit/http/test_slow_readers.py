@@ -8,9 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.http.client_bounds import Pace
-from services.http.deadline import NEVER, Deadline
 from services.http.listener import Listener
-from services.http.streams import DONE, EventStream, sse
+from services.http.streams import DONE, NEVER, Deadline, EventStream, sse
 from tests.support.listening import Client, listening, post, run
 from tests.support.waiting import eventually
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import UpstreamError
 from protocol.types import RequestOutput
-from proxy.tokens.overlap import ReadAhead, unless_failed
+from proxy.tokens.stages import ReadAhead, unless_failed
 from proxy.upstream.patience import Patience, patiently
 from services.http.tasks import ended, supervised
 

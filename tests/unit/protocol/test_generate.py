@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.encoder_cache import item_metadata
 from protocol.errors import InternalError, InvalidRequest, error_info
 from protocol.generate import decode_abort, decode_generate, encode_generate
 from protocol.generate_answers import TokenCounts, UsageBody, answer_of, check_spans, whole_answer
-from protocol.item_metadata import item_metadata
 from protocol.refs import KVRef
 from protocol.types import (
     GenerateRequest,

@@ -12,9 +12,8 @@ from protocol import anthropic_members as anthropics
 from protocol import chat_members as chats
 from protocol import responses_members as responding
 from protocol.errors import InvalidRequest
-from protocol.members import Members
 from protocol.openai import ChatCompletionRequest, StreamOptions, decode_chat
-from protocol.request_fields import RequestField
+from protocol.request_fields import Members, RequestField
 from services.frontend import tool_use
 from services.frontend.anthropic.chats import chat_of_message
 from services.frontend.grammars import requested as grammar

@@ -12,8 +12,7 @@ from protocol.plugins import find_class, find_plugin, plugin_names
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.scheduling.ranking import check_policy, ranking
 from services.frontend.parsing.base import Function, ToolFormat
-from services.frontend.parsing.choosing import thinking, tool_format
-from services.frontend.parsing.reading import Reading, Thinking
+from services.frontend.parsing.reading import Reading, Thinking, thinking, tool_format
 from services.master.config import MasterConfig
 from services.master.placement.policies.factory import load_policy
 from tests.support.installed_plugin import describe, install

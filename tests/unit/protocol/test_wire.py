@@ -24,7 +24,7 @@ from protocol import (
     rtp_status,
     types,
 )
-from protocol.bounds import check_opaque, within_bounds
+from protocol.decoding import check_opaque, within_bounds
 from protocol.errors import InvalidRequest
 
 MODULES = (

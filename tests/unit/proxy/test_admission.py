@@ -1,6 +1,7 @@
 """The proxy's own queue: bounded, in order, fair to whoever leaves."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +9,7 @@ import pytest
 
 from protocol.errors import DeadlineExceeded, Unavailable
 from proxy.admission import Admission, QueueLimits
-from proxy.request_state import Caller, RequestState
+from proxy.work import Caller, RequestState
 
 
 class Crowd:
@@ -67,7 +68,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_those_who_wait_enter_by_priority_then_in_turn() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=60.0)))
+        crowd = Crowd(Admission(1, QueueLimits(queue=8, wait_s=60.0)))
         for name, priority in (("a", 0), ("b", 0), ("c", 0), ("d", -1)):
             await crowd.add(name, priority)
         assert crowd.entered == ["a"] and crowd.admission.waiting == 3
@@ -81,7 +82,7 @@ def test_those_who_wait_enter_by_priority_then_in_turn() -> None:
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=1, wait_s=60.0)))
+        crowd = Crowd(Admission(1, QueueLimits(queue=1, wait_s=60.0)))
         await crowd.add("a")
         await crowd.add("b")
         refused = await crowd.add("c")
@@ -99,7 +100,7 @@ def test_a_wait_that_would_be_too_long_is_refused_before_it_begins() -> None:
     """The pace is learnt while there is a queue."""
 
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=100, wait_s=0.02)))
+        crowd = Crowd(Admission(1, QueueLimits(queue=100, wait_s=0.02)))
         names = [str(number) for number in range(20)]
         for name in names:
             await crowd.add(name)
@@ -123,13 +124,19 @@ def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
     async def work() -> None:
         turn_given: list[asyncio.Task[None]] = []
 
-        def room() -> int:
-            """Looked at again right after a turn is given, before its owner wakes."""
-            if turn_given and crowd.admission.waiting == 1:
-                turn_given.pop().cancel()
-            return 1
+        class Watched(Admission):
+            """Its room is looked at again right after a turn is given, before its owner wakes."""
 
-        crowd = Crowd(Admission(room, QueueLimits(queue=8, wait_s=60.0)))
+            @property
+            def room(self) -> int:
+                if turn_given and self.waiting == 1:
+                    turn_given.pop().cancel()
+                return 1
+
+            @room.setter
+            def room(self, room: int) -> None: ...
+
+        crowd = Crowd(Watched(1, QueueLimits(queue=8, wait_s=60.0)))
         await crowd.add("a")
         gone = await crowd.add("b")
         unlucky = await crowd.add("c")
@@ -149,7 +156,7 @@ def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
 
 def test_waiting_ends_with_the_deadline_or_the_queues_own_limit() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=60.0, timeout_s=0.05)))
+        crowd = Crowd(Admission(1, QueueLimits(queue=8, wait_s=60.0, timeout_s=0.05)))
         await crowd.add("a")
         with pytest.raises(DeadlineExceeded):
             await (await crowd.add("b", left_s=0.01))
@@ -166,11 +173,10 @@ def test_without_anybody_to_count_on_nobody_waits() -> None:
     """Refusing is then left to whoever looks for workers."""
 
     async def work() -> None:
-        room = [1]
-        crowd = Crowd(Admission(lambda: room[0], QueueLimits()))
+        crowd = Crowd(Admission(1, QueueLimits()))
         await crowd.add("a")
         await crowd.add("b")
-        room[0] = 0
+        crowd.admission.room = 0
         await crowd.add("c")
         assert sorted(crowd.entered) == ["a", "b", "c"]
         for name in "abc":
@@ -185,7 +191,7 @@ def test_idle_time_says_nothing_of_the_pace() -> None:
 
     async def work() -> None:
         now = [0.0]
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
+        crowd = Crowd(Admission(1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
         for first, second in ("ab", "cd", "ef"):
             now[0] += 600.0
             await crowd.add(first)
@@ -209,7 +215,7 @@ def test_a_pace_that_was_slow_is_learnt_anew() -> None:
 
     async def work() -> None:
         now = [0.0]
-        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
+        crowd = Crowd(Admission(1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
         await crowd.add("0")
         await crowd.add("1")
         now[0] += 60.0
@@ -233,16 +239,14 @@ def test_room_that_grows_lets_in_who_waits() -> None:
     """When the queue is told of it, or somebody comes; nobody has to leave for that."""
 
     async def work() -> None:
-        room = [1]
-        crowd = Crowd(Admission(lambda: room[0], QueueLimits(queue=3, wait_s=60.0)))
+        crowd = Crowd(Admission(1, QueueLimits(queue=3, wait_s=60.0)))
         for name in "abcd":
             await crowd.add(name)
         assert crowd.entered == ["a"]
-        room[0] = 3
-        crowd.admission.pump()
+        crowd.admission.resize(3, math.inf)
         await settled()
         assert crowd.entered == ["a", "b", "c"]
-        room[0] = 9
+        crowd.admission.room = 9
         await crowd.add("e")
         assert sorted(crowd.entered) == ["a", "b", "c", "d", "e"]
         assert not crowd.admission.waiting and not crowd.refused
@@ -257,7 +261,7 @@ def test_a_tenant_leaves_room_while_another_asks() -> None:
 
     async def work() -> None:
         limits = QueueLimits(queue=8, wait_s=60.0, tenant_share=0.5)
-        crowd = Crowd(Admission(lambda: 16, limits, at_once=lambda: 8.0))
+        crowd = Crowd(Admission(16, limits, at_once=8.0))
         await crowd.add("other", tenant="b")
         for number in range(6):
             await crowd.add(f"a{number}", tenant="a")
@@ -279,7 +283,7 @@ def test_a_tenant_alone_may_have_all() -> None:
     async def work() -> None:
         now = [0.0]
         limits = QueueLimits(queue=8, wait_s=60.0, tenant_share=0.25)
-        admission = Admission(lambda: 16, limits, lambda: now[0], at_once=lambda: 8.0)
+        admission = Admission(16, limits, lambda: now[0], at_once=8.0)
         crowd = Crowd(admission)
         for number in range(8):
             await crowd.add(f"a{number}", tenant="a")

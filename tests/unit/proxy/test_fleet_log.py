@@ -22,7 +22,7 @@ def fleet_of(**kinds: str) -> Fleet:
     roles: dict[str, Any] = {"e": "encode", "p": "prefill", "d": "decode"}
     for name, kind in kinds.items():
         instance = fleet.add(f"http://{name}:1", roles[name[0]])
-        instance.kv_endpoint = {"triptych": {"compatibility": kind}} if kind else None
+        instance.kv_compatibility = kind
         instance.model, instance.revision = "m", "abc"
     return fleet
 
@@ -147,7 +147,7 @@ def test_a_mistake_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFix
     fleet.news()
     fleet.news()
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    fleet.decode[0].kv_endpoint = fleet.prefill[0].kv_endpoint
+    fleet.decode[0].kv_compatibility = fleet.prefill[0].kv_compatibility
     fleet.news()
     fleet.news()
     assert [record.levelname for record in caplog.records[2:]] == ["INFO", "INFO"]

@@ -25,7 +25,7 @@ ENCODER, DECODER = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 def usable(fleet: Fleet) -> dict[str, list[str]]:
     roles: tuple[Role, ...] = ("encode", "prefill", "decode")
-    return {role: [i.url for i in fleet.usable(role)] for role in roles if fleet.of(role)}
+    return {role: [i.url for i in fleet.usable(role)] for role in roles if fleet.by_role[role]}
 
 
 async def test_a_master_and_workers_that_began_anew_are_the_fleet(

@@ -34,7 +34,7 @@ async def probed(client: UpstreamClient, worker: Worker) -> Instance:
 
 async def failing(client: UpstreamClient, worker: Worker, instance: Instance, path: str) -> str:
     """The kind of failure of both ways to call it, none if it answers."""
-    patience = Patience(time.monotonic() + 20, fits=instance.may_say)
+    patience = Patience(time.monotonic() + 20, worker=instance)
     kinds = []
     try:
         await client.post(worker.url + path, b"", {}, patience)
@@ -78,7 +78,7 @@ async def test_a_worker_that_names_nothing_is_believed_as_before(client: Upstrea
         worker.end.set()
         instance = await probed(client, worker)
         assert (instance.process, instance.names_itself) == ("first", False)
-        patience = Patience(time.monotonic() + 20, fits=instance.may_say)
+        patience = Patience(time.monotonic() + 20, worker=instance)
         assert await client.post(worker.url + "/health", b"", {}, patience) == b"{}"
         assert await failing(client, worker, instance, "/missing") == "other_instance"
 
@@ -91,7 +91,7 @@ async def test_another_life_is_asked_anew_and_believed(client: UpstreamClient) -
         worker.name = "second"
         worker.answers["/ready"] = b"second"
         await probe_once(fleet, client)
-        patience = Patience(time.monotonic() + 20, fits=fleet.decode[0].may_say)
+        patience = Patience(time.monotonic() + 20, worker=fleet.decode[0])
         assert await client.post(worker.url + "/health", b"", {}, patience) == b"{}"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from protocol.request_record import RequestRecord
 from protocol.types import MMItem
+from proxy.gateway import RecentRequests
 from proxy.page.figures import figures_from
 from proxy.page.files import paths
 from proxy.page.views import stages_view
-from proxy.recent_requests import RecentRequests
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.relay_workers import CHAT, Relayed, data_url, pictures, relaying, text

@@ -11,6 +11,7 @@ from aiohttp import web
 from protocol.errors import TriptychError, UpstreamError
 from protocol.generate import decode_encode
 from protocol.generate_answers import ChoiceBody, EncodeAnswer, LogprobsBody
+from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, GenerateRequest, MMItem, PositionLogprobs, TokenLogprob
 from proxy.placement.planner import Plan
 from proxy.tokens.pipeline import PipelineModel
@@ -258,9 +259,9 @@ async def test_an_encoder_that_is_full_is_not_asked_again() -> None:
         name = next(name for name in names if stack.fleet.by_content(name) is first)
         request = asking(mm_items=[MMItem(name, "image", 0, 1)])
         encoding = stack.gateway.pipeline.stages.encode_stage
-        plan = Plan(stack.decode[0], encoders={name: first})
+        plan, record = Plan(stack.decode[0], encoders={name: first}), RequestRecord()
         async with asyncio.timeout(10):
-            await encoding.run(request, {name: b"picture"}, plan, lambda *_: None)
+            await encoding.run(request, {name: b"picture"}, plan, record, lambda *_: None)
         assert asked == ["full", "good"]
         assert not first.suspect and first.breaker.failures == 0 and first.up
-        assert encoding.encoder_of(name, plan) == second.url
+        assert record.workers("encode") == [second.url]

@@ -177,9 +177,7 @@ async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
     async with serving(Worker(OURS)) as worker, asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
-        patience = Patience(
-            time.monotonic() + 20, answer_s=20, stall_s=20, alive=lambda: not instance.lost
-        )
+        patience = Patience(time.monotonic() + 20, answer_s=20, stall_s=20, worker=instance)
         with instance.serving():
             events = client.stream(f"{worker.url}/open", b"", {}, patience)
             assert b"choices" in await anext(events)

@@ -14,13 +14,13 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe, probe_once
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.request_state import Tries
 from proxy.upstream.answer import AnswerLimits
 from proxy.upstream.client import UpstreamClient, reachable
 from proxy.upstream.connection_pool import Traffic
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
 from proxy.upstream.pools import ConnectionPools
+from proxy.work import Tries
 from tests.support.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.3
@@ -84,7 +84,7 @@ async def calling(
 ) -> AsyncIterator["asyncio.Task[bytes]"]:
     """A stream whose first event has come, waiting for the next one."""
     dispatch = Dispatch(fleet, ProxyMetrics(fleet))
-    patience = Patience(time.monotonic() + 60, 60, 60, lambda: not instance.lost)
+    patience = Patience(time.monotonic() + 60, 60, 60, instance)
     with dispatch.calling(Tries(deadline=patience.deadline), instance, "decode"):
         events = client.stream(f"{worker.url}/open", b"", {}, patience)
         assert b"choices" in await anext(events)
