@@ -15,3 +15,10 @@ engine       its steps, and the requests that they serve; containment: steps tha
 reports      its figures; pulse: how its steps come on
 process      an engine as a process of its own
 """
+
+import logging
+
+# On a CPU torchao, which transformers imports where it is installed, tells of each library for GPUs
+# that it cannot load, and PyTorch of how torchao uses it.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
