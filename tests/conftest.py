@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from connectors.host_memory import available_bytes
 from services.engine.environment import ensure_writable
 from tests.support.side_by_side import processes
-from tests.support.tiny_models import build
 
 ModelDir = Callable[[str], Path]
 Pass = Callable[[float], None]
@@ -46,6 +45,10 @@ def compile_cache() -> None:
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
     """Directory of a tiny random-weight model of a family, built once per session."""
+    # Not at the top: tests of what has no models, and the process that hands out tests to others,
+    # need neither torch nor transformers.
+    from tests.support.tiny_models import build
+
     root = tmp_path_factory.mktemp("tiny")
     built: dict[str, Path] = {}
 

@@ -113,6 +113,8 @@ def test_a_worker_that_stops_serves_and_then_hands_over(model_dir: ModelDir) -> 
         choices = [c for event in said if event != b"[DONE]" for c in json.loads(event)["choices"]]
         assert [t for choice in choices for t in choice.get("token_ids") or ()] == expected
         assert said[-1] == b"[DONE]" and ended(busy) == 0
+        for worker in workers:
+            worker.kill()  # the other one would drain for long
 
 
 def call_status(url: str) -> int:

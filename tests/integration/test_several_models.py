@@ -76,7 +76,7 @@ def site(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for worker in workers.values():
             worker.wait_ready()
         encode, prefill, decode, text, vectors = workers.values()
-        probing = ("--probe-interval", "0.2")
+        probing = ("--probe-interval", "0.2", "--failover-wait", "3")
         proxies = {
             "lists": stack.start(
                 "proxy", *probing, "--encode-servers-urls", encode.url,

@@ -1,11 +1,31 @@
 """Imported by the server that services are forked from, once for all of them: what they would
-import while they run. Nothing here may start a thread or open a connection: forks copy neither."""
+import or build while they run. Nothing here may start a thread or open a connection: forks copy
+neither."""
 
+import contextlib
+import encodings.idna
 import gc
+import importlib
 
+import PIL.Image
 import transformers
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto import modeling_auto
 
+from connectors.transports import ucx_settings
+from protocol.errors import ConfigError
+
+_MODULES = (
+    "fastapi.telemetry._runtime",
+    "pydantic.v1",
+    "services.engine.attention.cpu_decode",
+    "services.worker.encode",
+    "services.worker.generate",
+    "services.worker.roles",
+    "uvicorn.lifespan.on",
+)
+for _name in _MODULES:
+    importlib.import_module(_name)
 for _name in (
     "Gemma3ForConditionalGeneration",
     "LlamaForCausalLM",
@@ -19,4 +39,12 @@ for _name in (
 ):
     getattr(transformers, _name)
 assert modeling_auto
+assert encodings.idna
+# UCX measures the processor's clock when it is loaded, for 0.3 s.
+with contextlib.suppress(ImportError):
+    importlib.import_module("nixl")
+with contextlib.suppress(ConfigError):
+    ucx_settings.load()
+PIL.Image.init()  # imports the readers of all formats
+get_checkpoint_conversion_mapping("")  # compiles a thousand patterns, which every load looks at
 gc.freeze()  # what is there already is not looked at by the children's collectors, nor copied

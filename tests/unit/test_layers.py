@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -139,13 +140,21 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Read once for all checks. Only statements are looked into: no import is elsewhere."""
+    return tuple(_imports_in(ast.parse(path.read_text()), path))
+
+
+def _imports_in(parent: ast.AST, path: Path) -> Iterator[str]:
+    for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imports_in(node, path)
 
 
 def layer_of(module: str) -> str | None:
@@ -153,12 +162,13 @@ def layer_of(module: str) -> str | None:
     return max(fitting, key=len) if fitting else None
 
 
-def sources() -> list[Path]:
+@cache
+def sources() -> tuple[Path, ...]:
     folders = [ROOT / name for name in ("protocol", "connectors", "services", "proxy", "triptych")]
-    return [
+    return (
         *(p for folder in folders for p in folder.rglob("*.py")),
         *(ROOT / "benchmarks").rglob("*.py"),
-    ]
+    )
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -266,14 +276,15 @@ def test_the_scheduling_core_has_no_sockets(module: str) -> None:
     assert "zmq" not in loaded_by(f"services.engine.scheduling.{module}")
 
 
-def loaded_by(module: str) -> set[str]:
+@cache
+def loaded_by(module: str) -> frozenset[str]:
     """All modules that are loaded once this one has been imported."""
     code = f"import sys, {module}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return frozenset(done.stdout.split())
 
 
 def test_no_module_level_mutable_state() -> None:
