@@ -25,7 +25,7 @@ OURS: dict[str, Any] = {
         "dialect": "tokens",
         "max_num_seqs": 24,
         "block_size": 16,
-        "kv_transfer_params": {"remote_port": 1},
+        "kv_transfer_params": {"remote_port": 1, "triptych": {"compatibility": "m:bf16"}},
     },
 }
 THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}

@@ -205,6 +205,8 @@ def test_who_does_not_fetch_an_offer_keeps_nobody_waiting(
     ref, other = link.offer([1]), raw()
     other.say(Heartbeat([ref.request_id]))
     assert hears(link, other, KVGone).request_id == ref.request_id
+    leases = link.producer.kv.producer.leases
+    link.until(lambda: leases._leases[ref.request_id].deadline is not None)  # copies are under way
     link.producer.lapse()
     link.until(lambda: ref.request_id in link.producer.ended)
 

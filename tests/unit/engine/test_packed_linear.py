@@ -14,7 +14,14 @@ from torch import nn
 from protocol.errors import ConfigError
 from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.language import LanguageModel
-from services.engine.model.packed_linear import InputsSeen, PackedLinear, Product, pack, packing
+from services.engine.model.packed_linear import (
+    InputsSeen,
+    PackedLinear,
+    Product,
+    SharedLinear,
+    pack,
+    packing,
+)
 from tests.conftest import ModelDir
 
 IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
@@ -109,6 +116,19 @@ def test_parts_go_with_the_input_that_they_were_computed_from() -> None:
     packed_block(block)
     q, k = (block.get_submodule(name) for name in ("q", "k"))
     for actual, wanted in zip([q(first), k(second), q(first), q(first)], expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("names", [*permutations(("q", "k", "v")), ("q", "k"), ("q", "unused")])
+def test_several_layers_of_one_input_are_computed_together(names: tuple[str, ...]) -> None:
+    """At once where they are those that share a product, else one after the other."""
+    block = Block().requires_grad_(False)
+    x = torch.randn(3, IN)
+    expected = [block.get_submodule(name)(x) for name in names]
+    packed_block(block)
+    parts = SharedLinear.together([block.get_submodule(name) for name in names])
+    assert (parts.__name__ == "parts") == (names == ("q", "k", "v"))
+    for actual, wanted in zip(parts(x), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
 
 

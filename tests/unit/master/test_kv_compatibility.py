@@ -63,7 +63,7 @@ def test_decode_does_it_all_where_nobody_fits() -> None:
 def test_the_proxy_pairs_by_itself() -> None:
     fleet = Fleet.from_urls("", "http://p1,http://p2", "http://d1,http://d2")
     for instance in fleet.all():
-        instance.kv_endpoint = endpoint("old" if instance.url.endswith("1") else "new")
+        instance.kv_compatibility = "old" if instance.url.endswith("1") else "new"
     found = set()
     for _ in range(TURNS):
         plan = by_load(fleet, 4, ())

@@ -27,7 +27,8 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         await probe_once(fleet, client)
         assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
         assert instance.up
-        assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
+        assert (instance.kv_endpoint or {})["remote_port"] == 1 and instance.block_size == 16
+        assert instance.kv_compatibility == "m:bf16"
 
 
 @pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
@@ -52,7 +53,7 @@ async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
         await probe_once(fleet, client)
         worker.silent = set()
         await probe_once(fleet, client)
-        assert instance.max_running == 24 and instance.kv_endpoint == {"remote_port": 1}
+        assert instance.max_running == 24 and instance.kv_compatibility == "m:bf16"
 
 
 async def test_a_worker_says_how_much_it_runs_at_once() -> None:

@@ -198,6 +198,17 @@ async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
         assert list(fleet.to_probe()) == []
 
 
+async def test_the_kind_of_a_workers_kv_is_what_the_master_says() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        watcher = FleetWatcher(link, fleet, ["m"])
+        for kind in ("m:bf16", "m:int8"):
+            kv = {"triptych": {"compatibility": kind}}
+            master.service.register(InstanceInfo("d", "decode", DECODER, "m", kv_endpoint=kv))
+            await watcher.once(0.0)
+            assert [decode.kv_compatibility for decode in fleet.decode] == [kind]
+
+
 async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_is() -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet()
