@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,9 @@ from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES
 TOKENS = 12
 WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 TOPOLOGIES = ("e+p+d", "e+pd", "one process")
+BEAMS: dict[str, Any] = {
+    "max_new_tokens": 7, "num_beams": 4, "num_return_sequences": 4, "length_penalty": -3.0,
+}  # fmt: skip
 
 
 @dataclass
@@ -29,6 +34,22 @@ class Topologies:
     @property
     def model(self) -> str:
         return self.stack.model.name
+
+    @cached_property
+    def expected(self) -> list[list[int]]:
+        """Of each case, for all topologies."""
+        return [
+            reference_generate(self.stack.model, case, TOKENS, ignore_eos=True)
+            for case in cases_for(self)
+        ]
+
+    @cached_property
+    def beams(self) -> tuple[list[int], list[list[int]]]:
+        """A token that ends beams early, and the beams of the last case."""
+        reference = load(self.stack.model.resolve())
+        inputs = reference.inputs(cases_for(self)[-1])
+        ends = [reference.beams(inputs, [], **BEAMS)[1][3]]
+        return ends, reference.beams(inputs, ends, **BEAMS)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -66,13 +87,10 @@ def cases_for(topologies: Topologies) -> list[Messages]:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_tokens_equal_generate(topology: str, topologies: Topologies) -> None:
     """All cases at the same moment, twice: the second time out of every cache."""
-    cases = cases_for(topologies)
-    path = topologies.stack.model
-    expected = [reference_generate(path, case, TOKENS, ignore_eos=True) for case in cases]
-    server = topologies.proxies[topology]
+    cases, server = cases_for(topologies), topologies.proxies[topology]
     for _ in range(2):
         served = all_tokens(server, cases, max_tokens=TOKENS, ignore_eos=True)
-        assert served == expected
+        assert served == topologies.expected
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -80,11 +98,7 @@ def test_beams_equal_generate(topology: str, topologies: Topologies) -> None:
     """Some end early, by a token that is among the likeliest and a penalty for long ones; in the
     order of their scores."""
     case, server = cases_for(topologies)[-1], topologies.proxies[topology]
-    reference = load(topologies.stack.model.resolve())
-    asked = {"max_new_tokens": 7, "num_beams": 4, "num_return_sequences": 4, "length_penalty": -3.0}
-    inputs = reference.inputs(case)
-    ends = [reference.beams(inputs, [], **asked)[1][3]]
-    expected = reference.beams(inputs, ends, **asked)
+    ends, expected = topologies.beams
     assert len({len(beam) for beam in expected}) > 1, "none has ended early"
     answer = complete(
         server, case, max_tokens=7, n=4, use_beam_search=True, length_penalty=-3.0,
