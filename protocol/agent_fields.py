@@ -121,6 +121,7 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("mcp_servers", "the client runs the tools here.", [{"type": "url"}], []),
     _M.refused("container", "nothing is run here.", "c"),
+    _M.refused("thread", "no conversation is kept here: send all of it.", {"type": "create"}),
     _M.refused("fallbacks", "name the model that is to answer.", [{"model": "m"}], []),
     _M.harmless("metadata", "The Authorization header names the caller.", {"user_id": "u"}),
     _M.harmless("service_tier", "ignored: there is one tier.", "auto"),

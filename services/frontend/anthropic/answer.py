@@ -40,10 +40,12 @@ _ERRORS: Mapping[int, str] = MappingProxyType(
 def message_error(error: TriptychError) -> Json:
     """An error in Anthropic's form."""
     kind = _ERRORS.get(error.status, "api_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.to_openai()["error"]["message"]},
-    }
+    said = error.to_openai()["error"]
+    form: Json = {"type": kind, "message": said["message"]}
+    if said["param"] == "thread":
+        # Anthropic's own client goes on without one then, and sends the whole conversation.
+        form["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": form}
 
 
 @dataclass

@@ -11,7 +11,7 @@ from protocol.anthropic import decode_messages
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
 from services.frontend.answers.answering import Answering
-from services.frontend.anthropic.answer import MessageAnswer
+from services.frontend.anthropic.answer import MessageAnswer, message_error
 from services.frontend.anthropic.chats import as_of_message, chat_of_message
 from services.frontend.model_info import ModelInfo
 from services.frontend.parsing.json_call import Hermes
@@ -42,6 +42,14 @@ def user(*blocks: Json) -> Json:
 def plain(request: ChatCompletionRequest) -> list[Json]:
     messages: list[Json] = msgspec.to_builtins(request.messages)
     return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def test_a_thread_is_refused_so_that_clients_go_on_without() -> None:
+    with pytest.raises(InvalidRequest, match="thread is not supported") as caught:
+        chat([user({"type": "text", "text": "Hi"})], thread={"type": "create"})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert message_error(caught.value)["error"]["details"] == details
+    assert "details" not in message_error(InvalidRequest("no", param="model"))["error"]
 
 
 def test_a_conversation_with_a_tool_and_a_picture() -> None:
