@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 from protocol.errors import DeadlineExceeded, TriptychError, Unavailable
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 from services.admission.queue import AdmissionQueue
 from services.admission.tenant_shares import TenantShares
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket

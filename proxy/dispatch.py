@@ -23,8 +23,8 @@ from protocol.types import Role
 from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
+from proxy.request_state import Tries
 from proxy.upstream.failures import Failure, failure_of
-from proxy.work import Tries
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -22,9 +22,9 @@ from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
 from proxy.request_log import RequestLog, note_usage
+from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline, PipelineModel, Timeline
 from proxy.upstream.client import UpstreamClient
-from proxy.work import Caller
 from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.frontend.spec import RenderedRequest

@@ -17,7 +17,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.placement.master_client import MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 
 logger = logging.getLogger(__name__)
 _BLOCK_SIZE = 16  # tokens; vLLM's default, until a worker has said its own

@@ -10,7 +10,7 @@ from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, Unreadable
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 
 _UNKNOWN_ROOM = 256  # requests, for a worker that does not say how many it runs
 _COMPUTING: tuple[Role, Role] = ("decode", "prefill")

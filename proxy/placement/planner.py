@@ -16,7 +16,7 @@ from protocol.placement import MediaNeed
 from protocol.types import GenerateRequest, Role
 from proxy.admission import Admission
 from proxy.fleet.worker import Instance
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 from services.frontend.render import Frontend
 
 

@@ -21,9 +21,10 @@ from proxy.relay.bodies import digest_of
 from proxy.relay.media import EncodedMedia, MediaItem, Pushed, Reference
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import encoded
+from proxy.request_state import Tries
+from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
-from proxy.work import SingleFlight, Tries
 
 # Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4

@@ -13,7 +13,7 @@ from proxy.relay.bodies import RequestBody
 from proxy.relay.model_list import OwnNames
 from proxy.relay.passed_routes import PassedRoute
 from proxy.relay.request import for_worker, named_id
-from proxy.work import Caller, RequestState
+from proxy.request_state import Caller, RequestState
 from services.http.browsers import is_form, not_form
 from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of
 from services.http.openai import JSON

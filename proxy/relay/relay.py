@@ -19,11 +19,11 @@ from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.stages import RelayStages
+from proxy.request_state import Caller
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
 from proxy.upstream.time_limits import Alarm
-from proxy.work import Caller
 from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.resume.recorder import Recorder
+from proxy.request_state import RequestState
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
-from proxy.work import RequestState
 
 # A quote inside a JSON string has a backslash before it, so that no text looks like this.
 _NAME = b'"cached_tokens"'

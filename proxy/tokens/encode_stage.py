@@ -19,9 +19,10 @@ from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
+from proxy.request_state import Tries
+from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.patience import Patience
-from proxy.work import SingleFlight, Tries
 
 _KNOWN = 100_000  # items whose encoder is remembered
 

@@ -14,10 +14,10 @@ from protocol.types import GenerateRequest, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import ModelNames, Plan, Planner, need_of
+from proxy.request_state import Caller
 from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import Attempt
-from proxy.work import Caller
 from services.frontend.render import Frontend
 
 

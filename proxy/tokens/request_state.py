@@ -14,7 +14,7 @@ import msgspec
 from protocol.errors import RequestAborted, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.placement.planner import ModelNames
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 
 ANY_TOKEN = 1 << 31  # more than any vocabulary has
 

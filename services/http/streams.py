@@ -1,5 +1,5 @@
-"""Until when a request may take; answers that notice when that is over or the client leaves: work
-stops, nothing is left behind."""
+"""The deadline of a request, and responses that end when it passes or the client disconnects: they
+stop the work and release what it holds."""
 
 from __future__ import annotations
 

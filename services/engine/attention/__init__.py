@@ -1,1 +1,2 @@
-"""Attention over the paged KV cache: PyTorch on a CPU, Triton kernels on a GPU."""
+"""Attention over the paged KV cache: on a CPU kernels that Numba compiles, or PyTorch, on a GPU
+Triton kernels."""

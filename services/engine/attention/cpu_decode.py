@@ -12,7 +12,7 @@ from services.engine.attention.batch import PagedBatch
 from services.engine.attention.cpu_prompts import heads_side_by_side, prompt_kernels
 from services.engine.attention.kv_cache import KVCache, LayerPlace
 from services.engine.attention.numba_runtime import Kernel, team
-from services.engine.attention.torch_attention import TorchAttention
+from services.engine.attention.torch_attention import Scoring, TorchAttention
 
 logger = logging.getLogger(__name__)
 _AT_ONCE = 4  # elements and tokens, at the least, by the kernel
@@ -49,26 +49,26 @@ class CpuAttention(TorchAttention):
         query: torch.Tensor,
         layer: int,
         batch: PagedBatch,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
         """As `TorchAttention` does."""
         kernel = None
-        if softcap is None and sinks is None and query.dtype is torch.bfloat16:
+        if scoring.plain and query.dtype is torch.bfloat16:
             kernel = self._kernel_for(query.shape[0], batch.cache.place(layer), batch.cache)
         if kernel is None:
-            super().attend_single(query, layer, batch, scale, softcap, sinks, out)
+            super().attend_single(query, layer, batch, scoring, out)
             return
         rows = batch.planned("single tokens", lambda: _rows(batch))
+        if not rows.count:
+            return
         place, pool = batch.cache.place(layer), batch.cache.pool
         queries, kv_heads = heads_side_by_side(query), place.kv_heads
         kernel(
             rows.count * kv_heads, queries.data_ptr(), queries.stride(0),
             out.data_ptr(), rows.tokens.data_ptr(), pool.data_ptr(), *place[:4], pool.stride(0),
             kv_heads, rows.tables.data_ptr(), rows.tables.shape[1], rows.contexts.data_ptr(),
-            rows.count, place.window, float(scale),
+            rows.count, place.window, float(scoring.scale),
         )  # fmt: skip
 
     def attend_prompt(
@@ -77,18 +77,16 @@ class CpuAttention(TorchAttention):
         layer: int,
         batch: PagedBatch,
         request: int,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
         """As `TorchAttention` does."""
-        plain = softcap is None and sinks is None and batch.span_starts is None
+        plain = scoring.plain and batch.span_starts is None
         prompts = prompt_kernels() if plain and query.dtype is torch.bfloat16 else None
         if prompts is None or not prompts.suits(batch.cache, layer):
-            super().attend_prompt(query, layer, batch, request, scale, softcap, sinks, out)
+            super().attend_prompt(query, layer, batch, request, scoring, out)
         else:
-            prompts.attend(query, layer, batch, request, scale, out)
+            prompts.attend(query, layer, batch, request, scoring.scale, out)
 
     def _kernel_for(self, heads: int, place: LayerPlace, cache: KVCache) -> Kernel | None:
         """None if there is none for this layer's shape, or none can be compiled here."""

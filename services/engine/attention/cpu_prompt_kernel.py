@@ -30,7 +30,7 @@ from services.engine.attention.numba_bfloat16 import (
 from services.engine.attention.numba_products import MOST_ROWS, PANEL, multiply_rows
 from services.engine.attention.numba_vectors import address_of, highest_of
 
-_LOWEST = np.float32(-1e38)  # still a number times any scale
+_LOWEST = np.float32(-1e38)  # still a finite number times a scale of up to 2
 _FLOAT_BYTES, _LANES = 4, 16
 _HALF_BITS = np.uint32(16)
 

@@ -13,6 +13,7 @@ from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.numba_runtime import Kernel, has_bfloat16_products, team
 
 logger = logging.getLogger(__name__)
+_KEPT = 16 << 20  # elements: 32 MiB, of 16,384 tokens with eight heads of 64
 
 
 class PromptKernels:
@@ -45,7 +46,8 @@ class PromptKernels:
         seen = max(context - tokens - place.window + 1, 0) if place.window else 0
         begin = seen // self._panel
         count = -(-context // self._panel) - begin
-        panels = self._room(place.kv_heads * count * self._panel * (place.k_dim + place.v_dim))
+        room = self._room(place.kv_heads * count * self._panel * (place.k_dim + place.v_dim))
+        panels = int(room.data_ptr())
         self._pack(
             place.kv_heads * count, panels, count, begin, pool.data_ptr(), pool.stride(0),
             place.keys, place.values, place.kv_heads, place.k_dim, place.v_dim,
@@ -57,11 +59,14 @@ class PromptKernels:
             place.k_dim, place.v_dim, place.window, float(scale),
         )  # fmt: skip
 
-    def _room(self, elements: int) -> int:
-        """The address of room for the panels."""
-        if self._panels.numel() < elements:
-            self._panels = torch.empty(elements, dtype=torch.bfloat16)
-        return int(self._panels.data_ptr())
+    def _room(self, elements: int) -> torch.Tensor:
+        """Room for so many elements of panels, bfloat16; up to `_KEPT` of it stays for the next."""
+        if self._panels.numel() >= elements:
+            return self._panels
+        room = torch.empty(elements, dtype=torch.bfloat16)
+        if elements <= _KEPT:
+            self._panels = room
+        return room
 
 
 def heads_side_by_side(query: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class Kernel:
         """Do `items` pieces of work; `alone`, by this thread. A kernel reads an argument as what it
         is given here: an int is an integer or an address, a float a number."""
         words = (ctypes.c_int64 * (2 + len(arguments)))(
-            0, items, *[a if type(a) is int else _bits(a) for a in arguments]
+            0, items, *[_bits(a) if isinstance(a, float) else a for a in arguments]
         )
         if alone or items < 2:
             self._alone(words)

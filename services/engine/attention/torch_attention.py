@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,20 @@ from services.engine.attention.batch import PagedBatch
 from services.engine.attention.decode_groups import DecodeGroup
 from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.prompt_tiles import LEAST_QUERIES, as_tiles, attend_tiles
+
+
+class Scoring(NamedTuple):
+    """How a layer makes weights of scores: `softcap` bounds them by tanh, None for no bound;
+    `sinks` [heads] are scores of no token, None for none."""
+
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a softmax of scaled scores is all of it."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True)
@@ -32,10 +47,11 @@ class TorchAttention:
     ) -> torch.Tensor:
         value = batch.cache.value(layer)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
-        self.attend_single(query, layer, batch, scale, softcap, sinks, out)
+        scoring = Scoring(scale, softcap, sinks)
+        self.attend_single(query, layer, batch, scoring, out)
         for request in batch.prompts:
             tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
-            self.attend_prompt(query, layer, batch, request, scale, softcap, sinks, out[tokens])
+            self.attend_prompt(query, layer, batch, request, scoring, out[tokens])
         return out
 
     def attend_prompt(
@@ -44,27 +60,23 @@ class TorchAttention:
         layer: int,
         batch: PagedBatch,
         request: int,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
         """Fill out [T, heads, v_dim] for one request's T tokens of query [heads, all, k_dim]."""
-        out.copy_(_attend_prompt(query, layer, batch, request, scale, softcap, sinks))
+        out.copy_(_attend_prompt(query, layer, batch, request, scoring))
 
     def attend_single(
         self,
         query: torch.Tensor,
         layer: int,
         batch: PagedBatch,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scoring: Scoring,
         out: torch.Tensor,
     ) -> None:
         """Fill the rows of out [T, heads, v_dim] whose request brings that token alone."""
         for group in batch.decode_groups:
-            out[group.rows] = _attend_group(query, layer, batch.cache, group, scale, softcap, sinks)
+            out[group.rows] = _attend_group(query, layer, batch.cache, group, scoring)
 
 
 def _attend_prompt(
@@ -72,9 +84,7 @@ def _attend_prompt(
     layer: int,
     batch: PagedBatch,
     request: int,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """One request's T tokens of query [heads, all tokens, k_dim] → [T, heads, v_dim]."""
     tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
@@ -83,21 +93,21 @@ def _attend_prompt(
     blocks = batch.block_tables[request, : -(-context // batch.cache.block_size)]
     key, value = _gather(batch.cache, layer, blocks, 1, context, query.dtype)
     mine = query[None, :, tokens]
-    causal = batch.span_starts is None and softcap is None and sinks is None
+    causal = batch.span_starts is None and scoring.plain
     causal = causal and not 0 < window < context
     count = mine.shape[2]
     if causal and count >= LEAST_QUERIES and as_tiles(query):
-        return attend_tiles(mine[0], key[0], value[0], scale)
+        return attend_tiles(mine[0], key[0], value[0], scoring.scale)
     if causal and count == context:
         # Without a mask PyTorch leaves out much of what is not seen.
         out = F.scaled_dot_product_attention(
-            mine, key, value, is_causal=True, scale=scale, enable_gqa=True
+            mine, key, value, is_causal=True, scale=scoring.scale, enable_gqa=True
         )
     else:
         mask = batch.planned(
             ("mask", request, window), lambda: _visible(batch, tokens, context, window)[None, None]
         )
-        out = _attend(mine, key, value, mask, scale, softcap, sinks)
+        out = _attend(mine, key, value, mask, scoring)
     return out[0].transpose(0, 1)
 
 
@@ -106,22 +116,20 @@ def _attend_group(
     layer: int,
     cache: KVCache,
     group: DecodeGroup,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """G single tokens of query [heads, all tokens, k_dim] → [G, heads, v_dim]."""
     mine = query.transpose(0, 1)[group.rows]
     requests = len(group.contexts)
     key, value = _gather(cache, layer, group.blocks, requests, group.longest, query.dtype)
     mask = group.mask(cache.window(layer))
-    if softcap is not None or sinks is not None:
-        out = _attend(mine.unsqueeze(2), key, value, mask, scale, softcap, sinks)
+    if not scoring.plain:
+        out = _attend(mine.unsqueeze(2), key, value, mask, scoring)
         return out.squeeze(2)
     # The heads that share a KV head are its queries: with a query for each head PyTorch's CPU
     # kernel repacks the keys for every one of them, which took 9 times as long in bfloat16.
     folded = mine.unflatten(1, (key.shape[1], -1))
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scoring.scale)
     return out.flatten(1, 2)
 
 
@@ -160,16 +168,15 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """Softmax attention with grouped heads.
 
     query [R, heads, Q, k_dim], key and value [R, kv_heads, K, dim], mask broadcastable to
     [R, heads, Q, K], None if all is seen. Returns [R, heads, Q, v_dim].
     """
-    if softcap is None and sinks is None:
+    scale, softcap, sinks = scoring
+    if scoring.plain:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
         )

@@ -25,8 +25,6 @@ from services.engine.model.cpu_linear import WideningLinear, computes_linear
 from services.engine.model.few_rows import FewRows
 
 _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one for 64 for 8 … 64
-# Without a look at which of the operator's forms suits the arguments, in every call.
-_LINEAR = torch.ops.mkldnn._linear_pointwise.default
 
 
 class PackedLinear(nn.Module):
@@ -40,6 +38,9 @@ class PackedLinear(nn.Module):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self._bias = bias
         self._few = FewRows.of(self._weight, weight)
+        # Looked up here: by its name alone PyTorch compares its overloads in every call, and builds
+        # without oneDNN have none.
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
 
     @staticmethod
     def suits(weight: torch.Tensor) -> bool:
@@ -51,7 +52,8 @@ class PackedLinear(nn.Module):
         if self._few is not None and self._few.suits(x):
             return self._few(x, self._weight, self._bias)
         # It may also add or activate: not here.
-        return _LINEAR(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
+        return out
 
 
 Product = PackedLinear | WideningLinear

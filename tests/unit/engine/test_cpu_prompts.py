@@ -104,3 +104,14 @@ def test_without_kernels_pytorch_attends(broken: str, monkeypatch: pytest.Monkey
     found = CpuAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
     expected = TorchAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
     assert torch.equal(found, expected)
+
+
+def test_room_for_a_very_long_context_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = prompt_kernels.__wrapped__()
+    assert kernels is not None
+    monkeypatch.setattr(cpu_decode, "prompt_kernels", lambda: kernels)
+    monkeypatch.setattr(cpu_prompts, "_KEPT", 2 * 64 * 128)  # one panel of two heads
+    check(CASES[0], CpuAttention())
+    assert kernels._panels.numel() == 0
+    check(CASES[1], CpuAttention())
+    assert kernels._panels.numel() == 2 * 64 * 128

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import DeadlineExceeded, Unavailable
 from proxy.admission import Admission, QueueLimits
-from proxy.work import Caller, RequestState
+from proxy.request_state import Caller, RequestState
 
 
 class Crowd:

@@ -12,8 +12,8 @@ from proxy.dispatch import Dispatch, Retrying
 from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
+from proxy.request_state import Tries
 from proxy.upstream.failures import CallFailed, ProxyExhausted, unconnected
-from proxy.work import Tries
 
 Fail = Callable[[], TriptychError]
 

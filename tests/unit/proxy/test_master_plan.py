@@ -13,7 +13,7 @@ from proxy.fleet.worker import Breaker, Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.planner import Need, Plan
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 
 
 def target(name: str, role: InstanceRole) -> Target:

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.fleet.fleet import Fleet
 from proxy.placement.own_view import OwnView, by_load
-from proxy.work import Tries
+from proxy.request_state import Tries
 
 TURNS = 8  # more than there are workers, so that each would get its turn
 

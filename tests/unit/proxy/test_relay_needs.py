@@ -11,7 +11,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.placement.own_view import OwnView
 from proxy.placement.planner import Need, Plan
 from proxy.relay.needs import Needs
-from proxy.work import RequestState
+from proxy.request_state import RequestState
 from services.frontend.config import FrontendConfig
 from services.frontend.render import Frontend
 from services.frontend.spec import RenderedRequest

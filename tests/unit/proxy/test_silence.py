@@ -14,13 +14,13 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe, probe_once
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
+from proxy.request_state import Tries
 from proxy.upstream.answer import AnswerLimits
 from proxy.upstream.client import UpstreamClient, reachable
 from proxy.upstream.connection_pool import Traffic
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
 from proxy.upstream.pools import ConnectionPools
-from proxy.work import Tries
 from tests.support.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.3
