@@ -1,16 +1,15 @@
 """Steps of the engine beside what a GPU's memory and multipliers allow.
 
-    python -m benchmarks.bench_gpu [--quick] [--json FILE] [--model DIR] [--device DEVICE]
+    python -m benchmarks.bench_gpu [--quick] [--json FILE] [--size {3b,7b} | --model DIR]
+        [--steps-only] [--device DEVICE]
 
 A row is the time in ms of one step, from the scheduler's chunks to token ids on the host, or of one
 run of the vision model over pictures of 1080p. The peer of a decode step is the time in which the
 device copies as many bytes as the step must read: weights and KV. The peer of a prefill step is the
 time in which a square matrix product takes as many operations. No step can beat its peer, and both
 are measured in the same run; a row holds if `ratio` (our time / peer's time) is at most `bar`. Rows
-named `eager` are without CUDA graphs. Without `--model` a model of the shape of Qwen2.5-VL-3B is
-made, with random weights.
-
-Never run on a GPU; a test runs it on a CPU with a small model.
+named `eager` are without CUDA graphs. Without `--model` a model of the shape of Qwen2.5-VL-3B or 7B
+is made, with random weights.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -44,22 +42,27 @@ SIZE = (1920, 1080)
 DECODE_BAR, PREFILL_BAR = 1 / 0.75, 1 / 0.6
 STEPS, QUICK_STEPS = 30, 3
 BASE = Path("models/demo")
-MODEL = ModelShape(
-    text={
-        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "layer_types": ["full_attention"] * 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936,
+_VISION = {
+    "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+    "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+}  # fmt: skip
+
+
+def _shape(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> ModelShape:
+    """A model of the family of Qwen2.5-VL, all of which have one vision tower."""
+    text = {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "layer_types": ["full_attention"] * layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "vocab_size": 151936,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24],
         },
-    },
-    vision={
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
-        "out_hidden_size": 2048, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
-    },
-    most_pixels=SIZE[0] * SIZE[1],
-    dtype=torch.bfloat16,
-)  # fmt: skip
+    }  # fmt: skip
+    vision = {**_VISION, "out_hidden_size": hidden}
+    return ModelShape(text, vision, SIZE[0] * SIZE[1], torch.bfloat16)
+
+
+SIZES = {"3b": _shape(36, 2048, 11008, 16, 2), "7b": _shape(28, 3584, 18944, 28, 4)}
 
 
 def median_ms(call: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -105,11 +108,16 @@ def step_rows(
         else:
             peer, bar = 2 * parameters * shape.batch * shape.count / multiplied, PREFILL_BAR
         yield at_most(f"{shape.name}, ms", ours, peer, bar)
-    if found.type == "cuda":
-        del steps
-        eager = Steps(model, dtype, device, shapes, eager=True)
-        for shape in (one for one in shapes if one.count == 1):
-            yield Row(f"{shape.name}, eager, ms", eager.measure(shape, rounds))
+
+
+def eager_rows(
+    model: Path, dtype: str, device: str, shapes: Sequence[Shape], rounds: int
+) -> Iterator[Row]:
+    """Decode steps whose kernels are launched one by one."""
+    decode = [shape for shape in shapes if shape.count == 1]
+    steps = Steps(model, dtype, device, decode, eager=True)
+    for shape in decode:
+        yield Row(f"{shape.name}, eager, ms", steps.measure(shape, rounds))
 
 
 def picture_rows(
@@ -131,31 +139,41 @@ def _picture(random: np.random.Generator) -> EncodeItem:
     return EncodeItem("picture", "image", 1, data=data.getvalue())
 
 
+def _rows(model: Path, dtype: str, device: str, *, steps_only: bool, quick: bool) -> Iterator[Row]:
+    rounds = QUICK_STEPS if quick else STEPS
+    shapes = QUICK if quick else DECODE + PREFILL
+    yield from step_rows(model, dtype, device, shapes, rounds)
+    if steps_only:
+        return
+    if torch.device(device).type == "cuda":
+        yield from eager_rows(model, dtype, device, shapes, rounds)
+    counts = QUICK_PICTURES if quick else PICTURES
+    yield from picture_rows(model, dtype, device, counts, min(rounds, 5))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = arguments("bench_gpu", __doc__)
     parser.add_argument("--model", type=Path, help="its folder; by default one is made")
+    parser.add_argument("--size", choices=SIZES, default="3b", help="of the model that is made")
+    parser.add_argument(
+        "--steps-only", action="store_true", help="neither decode without graphs nor pictures"
+    )
     parser.add_argument("--device", default="cuda", help="as a worker's")
     args = parser.parse_args(argv)
     if args.device != "cpu" and not torch.cuda.is_available():
         print("no CUDA device: nothing is measured")
         return 0
     dtype = "float32" if args.device == "cpu" else "bfloat16"
-    rounds = QUICK_STEPS if args.quick else STEPS
     print(hardware(("torch", "transformers", "triton"), 0))
     if args.device != "cpu":
         print(torch.cuda.get_device_name(args.device))
     print(head())
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = args.model or build(BASE, Path(folder, "model"), MODEL)
-        counts = QUICK_PICTURES if args.quick else PICTURES
-        shapes = QUICK if args.quick else DECODE + PREFILL
-        picture_rounds = min(rounds, 5)
-        for row in chain(
-            step_rows(model, dtype, args.device, shapes, rounds),
-            picture_rows(model, dtype, args.device, counts, picture_rounds),
-        ):
+        shape = SIZES[args.size]
+        model = args.model or build(BASE, Path(folder, "model"), shape, args.device)
+        for row in _rows(model, dtype, args.device, steps_only=args.steps_only, quick=args.quick):
             rows.append(row)
             print(line(row), flush=True)
     return finish(rows, args.json)

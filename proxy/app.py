@@ -42,8 +42,8 @@ from services.http.records import Recorded, RequestIdHeader
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
 from services.http.rtp_operations import EPLB_PATH, UPDATE_PATH, rtp_health
-from services.http.server import version
 from services.http.tokens import informing
+from services.http.version import version
 
 OPERATORS = {route.path for route in OPERATED} | frozenset(
     (

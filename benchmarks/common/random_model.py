@@ -26,8 +26,9 @@ class ModelShape:
     dtype: torch.dtype = torch.float32
 
 
-def build(base: Path, folder: Path, shape: ModelShape) -> Path:
-    """Write a model of the family and with the tokenizer of `base` into `folder`, which is new."""
+def build(base: Path, folder: Path, shape: ModelShape, device: str = "cpu") -> Path:
+    """Write a model of the family and with the tokenizer of `base` into `folder`, which is new. Its
+    numbers are drawn on `device`."""
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.md"))
     config = json.loads((base / "config.json").read_text())
     config["text_config"] |= shape.text
@@ -37,6 +38,7 @@ def build(base: Path, folder: Path, shape: ModelShape) -> Path:
     pixels = {"shortest_edge": 3136, "longest_edge": shape.most_pixels}
     (folder / "preprocessor_config.json").write_text(json.dumps({**processor, "size": pixels}))
     torch.manual_seed(SEED)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
     model.to(shape.dtype).save_pretrained(folder)
     return folder

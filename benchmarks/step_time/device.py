@@ -113,17 +113,35 @@ class Steps:
         self._runner = Runner(self._model, cache, embeddings, Sampler(()), graphs)
 
     def measure(self, shape: Shape, steps: int) -> float:
-        """Median time of a step in ms, from chunks on the host to token ids there."""
+        """Median time of a step in ms, from chunks on the host to token ids there. On a GPU decode
+        steps follow one another as in an engine, and end with the shape's context."""
+        number = WARM_STEPS + steps
+        times = self._in_a_row(shape, number) if shape.count == 1 else None
+        return statistics.median((times or self._alone(shape, number))[WARM_STEPS:])
+
+    def _alone(self, shape: Shape, number: int) -> list[float]:
         chunks = self._chunks(shape)
         times = []
-        for _ in range(WARM_STEPS + steps):
+        for _ in range(number):
             begun = time.perf_counter()
             sampled = self._runner.run(chunks)
             times.append((time.perf_counter() - begun) * 1e3)
             assert not any(one.failure for one in sampled), "the step does not fit the memory"
-        return statistics.median(times[WARM_STEPS:])
+        return times
 
-    def _chunks(self, shape: Shape) -> list[Chunk]:
+    def _in_a_row(self, shape: Shape, number: int) -> list[float] | None:
+        """None where steps are not recorded."""
+        launched = self._runner.launch(self._chunks(shape, number))
+        times: list[float] = []
+        while launched is not None and len(times) < number:
+            begun = time.perf_counter()
+            sampled = launched.take()
+            launched.follow([one.token_ids[0] for one in sampled])
+            times.append((time.perf_counter() - begun) * 1e3)
+        return times or None
+
+    def _chunks(self, shape: Shape, back: int = 0) -> list[Chunk]:
+        """`back`: how many tokens before the end of the context the last is."""
         random = np.random.default_rng(0)
         blocks = random.permutation(self._num_blocks)[: shape.blocks].reshape(shape.batch, -1)
         vocabulary = min(1000, self._model.text_config.vocab_size)
@@ -136,5 +154,6 @@ class Steps:
                 source, 0, row, tokens, positions, delta, BlockKeyChain(b"", BLOCK, ())
             )
             request.blocks = blocks[row].tolist()
-            chunks.append(Chunk(request, shape.context - shape.count, shape.count, (request,)))
+            start = shape.context - shape.count - back
+            chunks.append(Chunk(request, start, shape.count, (request,)))
         return chunks

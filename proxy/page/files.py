@@ -8,7 +8,7 @@ from types import MappingProxyType
 from blake3 import blake3
 from fastapi import APIRouter, Request, Response
 
-from services.http.server import version
+from services.http.version import version
 
 ROOT = "/"
 _FOLDER = "/page"

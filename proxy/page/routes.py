@@ -11,7 +11,7 @@ from proxy.gateway import Gateway
 from proxy.page.figures import WorkerFigures
 from proxy.page.views import request_view, stages_view, worker_view
 from services.http.admin import check_admin_key
-from services.http.server import version
+from services.http.version import version
 
 ABOUT = "/page/about"
 STAGES = "/page/stages"

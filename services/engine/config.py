@@ -66,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # whether a GPU decodes without CUDA graphs
     fused_kernels: bool = True  # whether layers run by fused kernels where they suit
     quantization: str = ""  # int8, int4 or fp8 weights of the language model, "" for none
-    weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
+    weight_layout: str = "auto"  # plain, packed or auto: packed where it can be
     # of the KV cache: auto (as dtype), int8, fp8 or other names of these, see attention.kv_codes
     kv_cache_dtype: str = "auto"
     block_size: int = 16  # tokens in one KV block

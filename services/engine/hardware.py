@@ -16,6 +16,7 @@ from services.engine.model.cpu_linear import computes_linear
 
 logger = logging.getLogger(__name__)
 _CPU_KV_BYTES = 256 << 20
+_GPU_SPARE_BYTES = 256 << 20  # for kernels that libraries load when a request first needs them
 _KV_DTYPES = {
     "auto": "",
     "int8": INT8,
@@ -115,7 +116,7 @@ def _pool_bytes(config: EngineConfig, activations: int) -> int:
         return min(_CPU_KV_BYTES, available_bytes() // 8)
     free, total = torch.cuda.mem_get_info(config.device)
     used = total - free + activations
-    left = max(0, int(total * config.gpu_memory_utilization) - used)
+    left = max(0, int(total * config.gpu_memory_utilization) - used - _GPU_SPARE_BYTES)
     logger.info(
         "%d of %d bytes of %s are taken, %d of them by steps; the KV cache gets %d",
         used, total, config.device, activations, left,

@@ -24,6 +24,7 @@ from services.engine.model.adapters import Adapters
 from services.engine.model.decode_graphs import capture_on
 from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import encode_peak
+from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.text_encoder import TextEncoder, encoder_config
 from services.engine.model.vision import VisionModel
@@ -43,6 +44,8 @@ from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 from services.frontend.clips.readers import ClipReaders
 from services.membership.events import CacheLog
+
+_DECODE_STEPS = 16  # in a row, whose blocks are allocated at once
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
         idle = IdleBlocks()
-        scheduler = _scheduler(shared, num_blocks, embeddings, model, idle)
+        scheduler = _scheduler(
+            shared, num_blocks, embeddings, model, idle, recorded=graphs is not None
+        )
         vocabulary = model.text_config.vocab_size
         grammars = Grammars.load(Path(config.model_dir), vocabulary, config.eos_token_ids)
         opened.callback(grammars.close)
@@ -119,11 +124,12 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         for store in stores:
             opened.callback(store.close)
         drafter = drafter_of(config, draft, num_blocks, vocabulary)
+        runner = runner_of(config, model, cache, embeddings, graphs, drafter)
         core = GenerateCore(
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
-            runner_of(config, model, cache, embeddings, graphs, drafter),
+            runner,
             _fetches(config, kv, scheduler, vocabulary),
             shared.meter,
             shared.clock,
@@ -131,6 +137,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             delay=shared.delay,
             tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
             sizes=shared.sizes,
+            launch=runner.launch if isinstance(runner, Runner) else None,
         )
         opened.pop_all()
     if model.adapters is not None:
@@ -160,6 +167,8 @@ def _scheduler(
     embeddings: EmbeddingCache,
     model: LanguageModel | TextEncoder,
     idle: IdleBlocks,
+    *,
+    recorded: bool,
 ) -> Scheduler:
     config = shared.config
     blocks = BlockManager(
@@ -175,6 +184,7 @@ def _scheduler(
         config.max_num_batched_tokens,
         model.bidirectional_media,
         config.max_prefill_beside_decode,
+        decode_steps=_DECODE_STEPS if recorded and guesses is None else 1,
         drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
         most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
         whole_prompts=isinstance(model, TextEncoder),

@@ -30,9 +30,9 @@ from services.grpc.server import (
     within,
 )
 from services.http.openai import Service
-from services.http.server import version
 from services.http.streams import Deadline
 from services.http.tasks import all_of
+from services.http.version import version
 
 SERVICE = "inference.GRPCInferenceService"
 _PROMPTS_AT_ONCE = 8  # of one request

@@ -7,7 +7,6 @@ the buckets; a relayed request is counted in a dozen of them, a worker's stream 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import platform
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.histogram import Histogram
 from services.http.open_files import open_now
+from services.http.version import version
 
 
 class LightHistogram(Collector):
@@ -72,7 +72,7 @@ def describe_process(registry: CollectorRegistry) -> None:
         ["version", "python"],
         registry=registry,
     )
-    build.labels(importlib.metadata.version("triptych"), platform.python_version()).set(1)
+    build.labels(version(), platform.python_version()).set(1)
 
 
 def process_state() -> dict[str, int]:

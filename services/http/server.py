@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.metadata
 import signal
 import socket
 import ssl
@@ -27,10 +26,6 @@ from services.http.turns import SharedState
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
 _ARRIVAL_S = 0.1  # a new connection's request is here by then
 KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
-
-
-def version() -> str:
-    return importlib.metadata.version("triptych")
 
 
 def announce(line: str) -> None:

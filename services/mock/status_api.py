@@ -13,7 +13,7 @@ from protocol.kv_events import short_key
 from protocol.rtp_status import CacheStatus, StatusQuery, parse_query
 from services.engine.reports import load_of
 from services.http.metrics import process_state
-from services.http.server import version
+from services.http.version import version
 from services.membership.rtp_status import cache_status, work_status
 from services.mock.answering import Answering
 from services.mock.chat import text_of

@@ -22,8 +22,8 @@ from services.http.bodies import read_body
 from services.http.metrics import process_state
 from services.http.records import RequestIdHeader
 from services.http.rtp_operations import rtp_health
-from services.http.server import version
 from services.http.tokens import informing
+from services.http.version import version
 from services.worker import rtp_status
 from services.worker.adapters import adapting
 from services.worker.profiling import profiling

@@ -61,7 +61,7 @@ class EngineOptions:
     )
     weight_layout: str = option(
         "auto",
-        "How linear layers are computed. packed: on a CPU, projections of one input merged, by"
+        "How linear layers are computed. packed: projections of one input merged, and on a CPU by"
         " oneDNN with weights in its order, or by our kernel for bfloat16 that oneDNN has none for."
         " plain: one by one, by PyTorch. auto: packed where it can be, plain elsewhere.",
         choices=("auto", "plain", "packed"),

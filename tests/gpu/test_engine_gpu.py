@@ -1,5 +1,5 @@
 """The engine on a GPU: transformers' tokens with graphs, fused kernels and without; nothing is
-compiled for a request; memory stays within its share. Never run."""
+compiled for a request; memory stays within its share."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The fused kernels on a GPU against the operations they replace, at the sizes of real models.
-Never run."""
+"""The fused kernels on a GPU against the operations they replace, at the sizes of real
+models."""
 
 import pytest
 import torch
@@ -17,7 +17,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = 2 * torch.finfo(actual.dtype).eps
+    """To a rounding of the last place; a GPU's exponential and division are a little worse than
+    float32."""
+    eps = torch.finfo(actual.dtype).eps
+    tolerance = 8 * eps if actual.dtype is torch.float32 else 2 * eps
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -35,9 +38,11 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 11008), (64, 18944), (2048, 18944)])
-def test_gates(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_gates(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Halves of one product, as after merged layers."""
     torch.manual_seed(0)
-    gate, up = (4 * torch.randn(2, *shape, device=DEVICE)).to(dtype)
+    both = (4 * torch.randn(shape[0], 2 * shape[1], device=DEVICE)).to(dtype)
+    gate, up = both.chunk(2, dim=-1)
     close(silu_mul(gate, up), F.silu(gate) * up)
 
 

@@ -6,7 +6,6 @@ import wave
 from dataclasses import dataclass
 from typing import Any
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,6 +69,8 @@ def encoded(
     form: str, codec: str, rate: int = 16_000, channels: int = 1, seconds: float = 1.0
 ) -> bytes:
     """The tones of `tones(1)` as a file."""
+    import av  # not at the top: other tests do without it
+
     file = io.BytesIO()
     layout = "mono" if channels == 1 else "stereo"
     with av.open(file, "w", format=form) as container:

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +23,8 @@ class DrawnClip:
     @cached_property
     def decoded(self) -> tuple[Frames, float]:
         """(uint8[frames, height, width, 3], frames a second)."""
+        import av  # not at the top: other tests do without it
+
         with av.open(BytesIO(self.data)) as container:
             stream = container.streams.video[0]
             rate = stream.average_rate
@@ -44,6 +45,8 @@ def clip(
 ) -> DrawnClip:
     """Tiles of changing colours; another seed is another clip. `size`: width and height.
     `movflags`: an option of MP4."""
+    import av  # not at the top, either
+
     width, height = size
     options = {"movflags": movflags} if movflags else {}
     colours = np.random.default_rng(seed).integers(0, 255, (frames, 4, 4, 3), dtype=np.uint8)
@@ -64,6 +67,8 @@ def clip(
 def sound(seconds: int = 1, shown: int = 0) -> bytes:
     """A file of a known container with silence in it, and so many black frames to see."""
     file = BytesIO()
+    import av
+
     with av.open(file, "w", format="mp4") as container:
         seen: Any = container.add_stream("mpeg4", rate=1) if shown else None
         stream: Any = container.add_stream("aac", rate=8000)

@@ -11,17 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from connectors.base import EC_TENSOR
+from protocol.types import EncodeItem
 from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
 from services.engine.model import fused_ops
 from services.engine.model.fused_layers import FusedLayers
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+from services.engine.model.fused_vision import fuse
 from services.engine.model.language import LanguageModel
 from services.engine.model.trial import TOLERANCE
+from services.engine.model.vision import VisionModel
 from tests.conftest import ModelDir
-from tests.support.conversations import asking
-from tests.support.engines import engine, request_of, run
+from tests.support.conversations import asking, picture
+from tests.support.engines import engine, png, request_of, run
 from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
 from tests.support.replayed_steps import Rerun, use
 
@@ -53,13 +57,15 @@ def test_a_norm_reads_rows_that_lie_apart() -> None:
     torch.manual_seed(0)
     wide, weight = torch.randn(4, 50), torch.randn(20)
     close(rms_norm(wide[:, 7:27], weight, EPSILON), own_norm(wide[:, 7:27], weight))
+    heads = wide[:, 5:45].view(4, 2, 20)
+    close(rms_norm(heads, weight, EPSILON), own_norm(heads, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("shape", [(1, 7), (3, 1024), (5, 1000)])
-def test_gates_equal_the_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(1, 7), (2, 2048), (3, 2100)])
+def test_gates_equal_the_operations(shape: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    gate, up = (4 * torch.randn(2, *shape)).to(dtype)
+    gate, up = (4 * torch.randn(shape[0], 2 * shape[1])).to(dtype).chunk(2, dim=-1)
     close(silu_mul(gate, up), F.silu(gate) * up)
 
 
@@ -179,3 +185,36 @@ def test_layers_of_another_form_are_left_alone(model_dir: ModelDir) -> None:
     model = LanguageModel(model_dir("gemma3"), torch.float32, "cpu", fused=fused_ops)
     assert model.fused_layers == 0
     assert isinstance(model.module, nn.Module)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_fused_vision_tower_gives_the_same_embeddings(family: str, model_dir: ModelDir) -> None:
+    """Also where the columns of its gated layers are filled up."""
+    vision = VisionModel(model_dir(family), torch.float32, "cpu", 1 << 20)
+    sizes = ((56, 84), (28, 56))
+    items = [EncodeItem(f"{i}", "image", 1, data=png(picture(i, *s))) for i, s in enumerate(sizes)]
+    pixels = [vision.prepare(item).pixels for item in items]
+
+    @torch.inference_mode()
+    def embed() -> torch.Tensor:
+        return torch.cat([one[EC_TENSOR] for one in vision._encode(vision._model, pixels)])
+
+    expected = embed()
+    assert fuse(vision.module, fused_ops, embed) > 3
+    torch.testing.assert_close(embed(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_vision_tower_that_computes_something_else_is_left_as_it_was(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vision = VisionModel(model_dir("qwen2_5_vl"), torch.float32, "cpu", 1 << 20)
+    pixels = vision.prepare(EncodeItem("0", "image", 1, data=png(picture(0, 56, 56)))).pixels
+
+    @torch.inference_mode()
+    def embed() -> torch.Tensor:
+        return vision._encode(vision._model, [pixels])[0][EC_TENSOR]
+
+    expected = embed()
+    monkeypatch.setattr(fused_ops, "silu_mul", lambda gate, up: gate * up)
+    assert fuse(vision.module, fused_ops, embed) == 0
+    assert torch.equal(embed(), expected)

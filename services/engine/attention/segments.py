@@ -5,6 +5,7 @@ transformers calls attention once per segment, which for a picture of 1080p are 
 with windows. Only attention of a name with "flash" is handed the boundaries instead. `register()`
 puts such a one into transformers' `AttentionInterface` under `SEGMENTED`; it computes all segments
 of one length together, and windows have four lengths at most: whole ones and those of the edges.
+On a GPU PyTorch's attention of variable length takes segments of several lengths at once.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from services.engine.attention.prompt_tiles import as_tiles, attend_tiles
 
 _LONG = 256  # patches from which on tiles are faster than PyTorch's attention
+_VARIABLE = (torch.bfloat16, torch.float16)
 SEGMENTED = "triptych_flash_segments"
 
 
@@ -82,6 +85,13 @@ def segmented_attention(
     groups = segments.groups(cu_seq_lens_q)
     if len(groups) == 1 and groups[0].rows is None:
         return _attend(patches, groups[0], scaling)[None], None
+    if patches[0].is_cuda and patches[0].dtype in _VARIABLE:
+        starts, most = cu_seq_lens_q.int(), max(group.length for group in groups)
+        several = varlen_attn(
+            patches[0], patches[1], patches[2], starts, starts, most, most, scale=scaling
+        )
+        assert torch.is_tensor(several)  # and no auxiliary outputs
+        return several[None], None
     out = torch.empty_like(patches[0], memory_format=torch.contiguous_format)
     for group in groups:
         out[group.rows] = _attend([tensor[group.rows] for tensor in patches], group, scaling)

@@ -77,7 +77,7 @@ class TritonAttention:
         }
         with torch.cuda.device_of(key):
             if cache.kind:
-                arguments |= scale_arguments(cache, layer)
+                arguments |= {**scale_arguments(cache, layer), "enable_fp_fusion": False}
                 self.launch(write_codes_kernel, (tokens, kv_heads), arguments)
             else:
                 self.launch(write_kernel, (tokens,), {**arguments, "KV_HEADS": kv_heads})

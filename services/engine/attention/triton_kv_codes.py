@@ -54,8 +54,12 @@ def scale_of(top_bits, KIND: tl.constexpr):
 
 @triton.jit
 def encode(values, scale, KIND: tl.constexpr):
-    """Codes uint8 of float32 values of a row, whose scale is a float32."""
-    factor = tl.where(scale < _LEAST, 0.0, 1.0 / scale)
+    """Codes uint8 of float32 values of a row, whose scale is a float32.
+
+    The kernels that use it are compiled without fused multiply-add, which would not round `scaled`
+    before it is made an integer: the same values must give the same codes on every device.
+    """
+    factor = tl.where(scale < _LEAST, 0.0, tl.div_rn(1.0, scale))
     scaled = values * factor
     if KIND == _INT8:
         rounded = (scaled + _ROUNDING) - _ROUNDING

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_TILE = 16
-PROGRAMS_PER_PROCESSOR = 3  # of decode, resident at head dim 128
+PROGRAMS_PER_PROCESSOR = 2  # of decode; on an H100 2 and 4 are as fast, and 3 leave a last round
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SplitPlan:
     """
 
     programs: int
-    min_split: int = 128
+    min_split: int = 64
     max_splits: int = 64
 
     def eager(self, visible: Sequence[int], kv_heads: int) -> Splits:
@@ -72,10 +72,11 @@ def prefill_tile(itemsize: int, dim: int, group: int) -> Tile:
 
 
 def decode_tile(itemsize: int, dim: int, group: int) -> Tile:
-    """Few rows, and loads kept in flight: of five stages the block numbers take two."""
+    """Few rows, and loads kept in flight: of five stages the block numbers take two. Of seven tiles
+    tried on an H100, at five batches and contexts, the fastest or within 5 % of it."""
     if itemsize == 4:
         return Tile(pad(group), 16, warps=4, stages=2)
-    return Tile(pad(group), max(MIN_TILE, min(64, 8192 // pad(dim))), warps=4, stages=5)
+    return Tile(pad(group), max(MIN_TILE, min(32, 4096 // pad(dim))), warps=4, stages=5)
 
 
 def pad(size: int) -> int:

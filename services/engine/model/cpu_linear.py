@@ -4,8 +4,8 @@ PyTorch multiplies bfloat16 there at a quarter of the rate of float32, and float
 twice the memory, which is what a step that decodes waits for. The kernel reads bfloat16 and
 multiplies at three quarters of oneDNN's rate for float32: see docs/benchmarks/engine.md.
 
-Beside them the first layer of a vision tower, in any dtype: a convolution over patches that are
-apart already is a matrix product, and much faster as one (`multiply_patches`).
+Beside them the first layer of a vision tower, in any dtype and on any device: a convolution over
+patches that are apart already is a matrix product, and much faster as one (`multiply_patches`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once
 class WideningLinear(nn.Module):
     """y = x Wᵀ + b in bfloat16, W as it lies."""
 
+    alone = True
     copies = False  # it reads the weight that it is given
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -45,7 +46,7 @@ class WideningLinear(nn.Module):
     def suits(weight: torch.Tensor) -> bool:
         """Whether the kernel takes a weight [out, in]."""
         ours = weight.dtype is torch.bfloat16 and weight.is_contiguous()
-        return ours and weight.shape[0] % _OUTPUTS_MULTIPLE == 0
+        return ours and weight.device.type == "cpu" and weight.shape[0] % _OUTPUTS_MULTIPLE == 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] → [..., out]"""

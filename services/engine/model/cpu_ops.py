@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.numba_runtime import Kernel
@@ -59,6 +60,12 @@ class CpuOps:
             ups.stride(0), gates.shape[1], alone=len(gates) < _ALONE,
         )  # fmt: skip
         return out.view(gate.shape)
+
+    def add_product(
+        self, x: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """As `FusedOps` says."""
+        return rows.add_(F.linear(x, weight))
 
     def rotate_and_write(
         self,

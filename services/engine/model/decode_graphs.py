@@ -2,8 +2,8 @@
 
 A recording is made for each of a few batch sizes (buckets) and computes over static buffers; a step
 is padded to the next bucket. Padding rows write to and read from a reserved block of the KV pool,
-which belongs to no request. What records is a `Capture`: CUDA graphs (never run on a GPU), or in
-tests one that just calls again.
+which belongs to no request. What records is a `Capture`: CUDA graphs, or in tests
+one that just calls again.
 """
 
 from __future__ import annotations
@@ -87,6 +87,11 @@ class DecodeGraphs:
         self._rows = torch.arange(rows, device=self._device)
         self._logits = zeros(rows, model.text_config.vocab_size, dtype=torch.float32)
         self._replays = self._captured(capture)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the cache."""
+        return self._cache.block_size
 
     @torch.inference_mode()
     def _captured(self, capture: Capture) -> dict[int, Replay]:

@@ -1,7 +1,7 @@
 """Triton kernels for what lies between a layer's matrix products, one in the place of several
 operations. Each rounds where PyTorch's operations round, so that bfloat16 gives the same values.
 
-Never run on a GPU; tested in Triton's interpreter and compiled for GPUs that are not there.
+Tested in Triton's interpreter, compiled for GPUs that are not there, and on an H100.
 """
 
 # Triton gives its kernels' pointers and scalars no static types; only constants are annotated.
@@ -17,18 +17,19 @@ from services.engine.attention.triton_kv_codes import encode, encode_row, magnit
 
 @triton.jit
 def norm_kernel(
-    out_ptr, sum_ptr, x_ptr, residual_ptr, weight_ptr, stride_x, epsilon,
-    WIDTH: tl.constexpr, PAD: tl.constexpr,
+    out_ptr, sum_ptr, x_ptr, residual_ptr, weight_ptr, stride_xt, stride_xh, epsilon,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm (arXiv:1910.07467) of x, or of x + residual, which goes to sum. Grid (T,).
+    """RMSNorm (arXiv:1910.07467) of x, or of x + residual, which goes to sum. Grid (T * HEADS,).
 
-    x [T, WIDTH] with rows `stride_x` apart; out, sum, residual [T, WIDTH] contiguous;
-    weight [WIDTH]. residual_ptr and sum_ptr are both None or neither. PAD >= WIDTH.
+    x [T, HEADS, WIDTH], its last dimension contiguous; out, sum, residual [T, HEADS, WIDTH]
+    contiguous; weight [WIDTH]. residual_ptr and sum_ptr are both None or neither. PAD >= WIDTH.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PAD)
     live = column < WIDTH
-    x = tl.load(x_ptr + row * stride_x + column, mask=live, other=0.0).to(tl.float32)
+    x_ptr += row // HEADS * stride_xt + row % HEADS * stride_xh
+    x = tl.load(x_ptr + column, mask=live, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + row * WIDTH + column, mask=live, other=0.0)
@@ -41,16 +42,52 @@ def norm_kernel(
     tl.store(out_ptr + row * WIDTH + column, (weight * normed).to(dtype), mask=live)
 
 
-@triton.jit(do_not_specialize=["count"])
-def silu_kernel(out_ptr, gate_ptr, up_ptr, count, BLOCK: tl.constexpr):
-    """silu(gate) * up, `count` elements each, contiguous. Grid (count / BLOCK, rounded up,)."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = index < count
-    gate = tl.load(gate_ptr + index, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + index, mask=live, other=0.0).to(tl.float32)
+@triton.jit
+def silu_kernel(
+    out_ptr, gate_ptr, up_ptr, stride_g, stride_u, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """silu(gate) * up. Grid (T, WIDTH / BLOCK, rounded up).
+
+    gate and up [T, WIDTH] with rows `stride_g` and `stride_u` apart; out [T, WIDTH] contiguous.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = column < WIDTH
+    gate = tl.load(gate_ptr + row * stride_g + column, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * stride_u + column, mask=live, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
     active = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out_ptr + index, (active * up).to(dtype), mask=live)
+    tl.store(out_ptr + row * WIDTH + column, (active * up).to(dtype), mask=live)
+
+
+@triton.jit
+def heads_kernel(
+    x_ptr, cos_ptr, sin_ptr, stride_t, stride_h, stride_ct, stride_st,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, PAD_HALF: tl.constexpr,
+):  # fmt: skip
+    """Rotary positions (arXiv:2104.09864) in float32, rounded once, as vision towers have them.
+    Grid (T, HEADS / TILE, rounded up).
+
+    x [T, HEADS, DIM] is rotated where it is; cos and sin [T, DIM]. The last dimensions are
+    contiguous. PAD_HALF >= DIM / 2.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    HALF: tl.constexpr = DIM // 2
+    column = tl.arange(0, PAD_HALF)
+    inside = column < HALF
+    live = (head < HEADS)[:, None] & inside[None, :]
+    places = x_ptr + token * stride_t + head[:, None] * stride_h + column[None, :]
+    first = tl.load(places, mask=live, other=0.0).to(tl.float32)
+    second = tl.load(places + HALF, mask=live, other=0.0).to(tl.float32)
+    cos, sin = cos_ptr + token * stride_ct + column, sin_ptr + token * stride_st + column
+    cos_first = tl.load(cos, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos_second = tl.load(cos + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_first = tl.load(sin, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_second = tl.load(sin + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    dtype = x_ptr.dtype.element_ty
+    tl.store(places, (first * cos_first - second * sin_first).to(dtype), mask=live)
+    tl.store(places + HALF, (second * cos_second + first * sin_second).to(dtype), mask=live)
 
 
 @triton.jit

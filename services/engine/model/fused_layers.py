@@ -3,12 +3,12 @@
 Layers are transformers' own code, so they are known by what they are made of: two RMSNorms in the
 places where Llama has them, attention that rotates whole heads, a gated MLP with SiLU. What a layer
 does beyond that cannot be seen; `LanguageModel` compares logits and lets go of layers that differ.
-Never run on a GPU.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +17,8 @@ from torch import nn
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.numba_runtime import team
 from services.engine.attention.paged import backend_for, runs_triton
-from services.engine.model.packed_linear import SharedLinear
+from services.engine.model.packed_linear import packable
+from services.engine.model.shared_linear import SharedLinear
 
 logger = logging.getLogger(__name__)
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
@@ -30,7 +31,7 @@ class FusedOps(Protocol):
     """The kernels, as functions of tensors: `fused_ops` on a GPU, `CpuOps` on a CPU."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """[..., width] → [..., width], contiguous; rows of x may lie apart, at one distance."""
+        """[..., width] → [..., width], contiguous; rows of x may be parts of longer ones."""
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -38,7 +39,13 @@ class FusedOps(Protocol):
         """The norm of x + residual, and x + residual. All [..., width]; residual contiguous."""
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up"""
+        """silu(gate) * up, [T, width] both; rows may be parts of longer ones"""
+
+    def add_product(
+        self, x: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """rows + x Wᵀ, which may take the place of rows. x [T, in], weight [out, in], rows
+        [T, out]."""
 
     def rotate_and_write(
         self,
@@ -110,7 +117,7 @@ class _Fused:
         self._projections = SharedLinear.together(
             [attention.q_proj, attention.k_proj, attention.v_proj]
         )
-        self._out, self._down = attention.o_proj.forward, mlp.down_proj.forward
+        self._out, self._down = attention.o_proj.forward, _Down.of(mlp.down_proj, ops)
         self._gates = SharedLinear.together([mlp.gate_proj, mlp.up_proj])
         self._dim, self._number = int(attention.head_dim), int(attention.layer_idx)
         self._scale = float(attention.scaling)
@@ -127,7 +134,7 @@ class _Fused:
         attended = self._attention(normed, cos[0], sin[0], paged)
         normed, rows = ops.add_rms_norm(attended, rows, *self._second)
         active = ops.silu_mul(*self._gates(normed))
-        return rows.add_(self._down(active)).unsqueeze(0)
+        return self._down(active, rows).unsqueeze(0)
 
     def _attention(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
@@ -143,6 +150,24 @@ class _Fused:
         heads_first = query.transpose(0, 1)
         out = backend.attend(heads_first, self._number, batch, self._scale, None, None)
         return self._out(out.flatten(1))  # type: ignore[no-any-return]
+
+
+class _Down(NamedTuple):
+    """The last product of a layer, added to what the layer was given."""
+
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    weight: torch.Tensor | None
+    ops: FusedOps
+
+    @staticmethod
+    def of(layer: Any, ops: FusedOps) -> _Down:
+        alone = packable(layer) and layer.bias is None
+        return _Down(layer.forward, layer.weight if alone else None, ops)
+
+    def __call__(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if self.weight is None:
+            return rows.add_(self.forward(x))
+        return self.ops.add_product(x, self.weight, rows)
 
 
 class _Norm(NamedTuple):
@@ -170,9 +195,8 @@ def _suits(layer: Any) -> bool:
     norms += [getattr(attention, name) for name in _HEAD_NORMS if hasattr(attention, name)]
     return (
         _names(attention) in (_PROJECTIONS, _PROJECTIONS.union(_HEAD_NORMS))
-        and _names(mlp) == _MLP
-        and _is_silu(mlp.act_fn)
-        and all(_is_rms_norm(norm) for norm in norms)
+        and is_gated(mlp)
+        and all(is_rms_norm(norm) for norm in norms)
         and all(hasattr(attention, name) for name in ("head_dim", "layer_idx", "scaling"))
         # Sinks and the like; and what squashes scores.
         and not any(True for _ in attention.parameters(recurse=False))
@@ -189,7 +213,12 @@ def _is_silu(module: nn.Module) -> bool:
     return isinstance(module, nn.SiLU) or type(module).__name__ == "SiLUActivation"
 
 
-def _is_rms_norm(module: nn.Module) -> bool:
+def is_gated(module: Any) -> bool:
+    """Whether a module is an MLP whose hidden values are gated by SiLU."""
+    return _names(module) == _MLP and _is_silu(module.act_fn)
+
+
+def is_rms_norm(module: nn.Module) -> bool:
     """Of Llama's kind: the weight is a factor by itself, applied after rounding."""
     names = [name for name, _ in module.named_parameters()]
     return names == ["weight"] and hasattr(module, "variance_epsilon")

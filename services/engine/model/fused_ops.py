@@ -1,4 +1,4 @@
-"""The fused kernels as functions of tensors. Never run on a GPU."""
+"""The fused kernels as functions of tensors."""
 
 from __future__ import annotations
 
@@ -9,65 +9,100 @@ import torch
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.triton_call import scale_arguments
 from services.engine.attention.triton_plan import ceil
-from services.engine.model.fused_kernels import norm_kernel, rotary_kernel, silu_kernel
+from services.engine.model.fused_kernels import (
+    heads_kernel,
+    norm_kernel,
+    rotary_kernel,
+    silu_kernel,
+)
 
-_BLOCK = 1024  # elements of one program
+_BLOCK = 2048  # elements of one program
+_HEADS = 8  # of one program
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """[..., width] → [..., width], contiguous; rows of x may lie apart, at one distance."""
-    rows = x.reshape(-1, x.shape[-1])
-    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    _norm(out, None, rows, None, weight, epsilon)
-    return out.view(x.shape)
+    """[..., width] → [..., width], contiguous; rows of x may be parts of longer ones."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _norm(out, None, x, None, weight, epsilon)
+    return out
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm of x + residual, and x + residual. All [..., width]; residual contiguous."""
-    rows = x.reshape(-1, x.shape[-1])
     out, total = torch.empty_like(residual), torch.empty_like(residual)
-    _norm(out, total, rows, residual, weight, epsilon)
+    _norm(out, total, x, residual, weight, epsilon)
     return out, total
 
 
 def _norm(
     out: torch.Tensor,
     total: torch.Tensor | None,
-    rows: torch.Tensor,
+    x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     epsilon: float,
 ) -> None:
-    width = rows.shape[-1]
+    width = x.shape[-1]
+    heads = x if x.dim() == 3 else x.reshape(-1, 1, width)
     arguments = {
         "out_ptr": out,
         "sum_ptr": total,
-        "x_ptr": rows,
+        "x_ptr": heads,
         "residual_ptr": residual,
         "weight_ptr": weight,
-        "stride_x": rows.stride(0),
+        **_strides(heads, "xt", "xh"),
         "epsilon": epsilon,
+        "HEADS": heads.shape[1],
         "WIDTH": width,
         "PAD": _power_of_two(width),
         "num_warps": 8 if width > 2048 else 4,
     }
-    launch(norm_kernel, (len(rows),), arguments)
+    launch(norm_kernel, (heads.shape[0] * heads.shape[1],), arguments)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, of one shape and contiguous."""
-    out = torch.empty_like(gate)
+    """silu(gate) * up, contiguous; [T, width] both, whose rows may be parts of longer ones."""
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    rows, width = gate.shape
     arguments = {
         "out_ptr": out,
         "gate_ptr": gate,
         "up_ptr": up,
-        "count": out.numel(),
+        "stride_g": gate.stride(0),
+        "stride_u": up.stride(0),
+        "WIDTH": width,
         "BLOCK": _BLOCK,
+        "num_warps": 8,
     }
-    launch(silu_kernel, (ceil(out.numel(), _BLOCK),), arguments)
+    launch(silu_kernel, (rows, ceil(width, _BLOCK)), arguments)
     return out
+
+
+def add_product(x: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """rows + x Wᵀ, in place of rows: the product adds to what stands there."""
+    return rows.addmm_(x, weight.t())
+
+
+def rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate x [T, heads, dim] in place by cos and sin [T, dim], whose last dimension is contiguous
+    as x's is."""
+    tokens, heads, dim = x.shape
+    arguments = {
+        "x_ptr": x,
+        "cos_ptr": cos,
+        "sin_ptr": sin,
+        **_strides(x, "t", "h"),
+        **_strides(cos, "ct"),
+        **_strides(sin, "st"),
+        "HEADS": heads,
+        "DIM": dim,
+        "TILE": _HEADS,
+        "PAD_HALF": _power_of_two(dim // 2),
+        "num_warps": 4,
+    }
+    launch(heads_kernel, (tokens, ceil(heads, _HEADS)), arguments)
 
 
 def rotate_and_write(
@@ -112,6 +147,7 @@ def rotate_and_write(
         "PAD_HALF": _power_of_two(dim // 2),
         "PAD_V": _power_of_two(v_dim),
         "num_warps": 1,
+        "enable_fp_fusion": False,  # see `triton_kv_codes.encode`
     }
     launch(rotary_kernel, (tokens, heads + 2 * kv_heads), arguments)
 

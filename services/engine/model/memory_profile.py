@@ -1,7 +1,6 @@
 """How much memory the largest steps take beside the weights, found out by running them.
 
-The KV pool gets what is left of a GPU, so this is asked once, before the pool is made. Never run on
-a GPU.
+The KV pool gets what is left of a GPU, so this is asked once, before the pool is made.
 """
 
 from __future__ import annotations
@@ -85,11 +84,11 @@ def step_peak(
 
 
 def encode_peak(vision: VisionModel, memory: Memory, patches: int, max_pixels: int) -> int:
-    """Bytes that a run over a picture of about `patches` patches takes, or over as much audio."""
+    """Bytes that a run over about `patches` patches takes, of one picture or, where none is so
+    large, of several; or over as much audio."""
     silence = vision.silence()
-    batch = [_picture(vision, patches, max_pixels)] if silence is None else [silence]
-    if silence is not None:
-        batch *= max(1, patches // silence.patches)
+    largest = _picture(vision, patches, max_pixels) if silence is None else silence
+    batch = [largest] * max(1, patches // largest.patches)
     memory.begin()
     vision.encode(batch)
     return memory.peak()

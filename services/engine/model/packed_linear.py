@@ -1,9 +1,11 @@
-"""Linear layers on a CPU: weights in the order in which oneDNN reads them, and one product for all
-layers that read the same input, such as the projections to queries, keys and values.
+"""Linear layers as a device computes them fastest: one product for all layers that read the same
+input, such as the projections to queries, keys and values, and on a CPU weights in the order in
+which oneDNN reads them.
 
 A step that decodes few tokens is as fast as the weights are read. With two threads `linear` reads
 bfloat16 at 16 to 20 GB/s, oneDNN its own order at 32 to 38; in float32 batches gain most. Where
-oneDNN has no bfloat16, a kernel reads the files' order, see `cpu_linear`.
+oneDNN has no bfloat16, a kernel reads the files' order, see `cpu_linear`. On a GPU the small
+products of a layer take longer to start than to read their weights, which larger ones do not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import contextlib
 import ctypes
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from protocol.errors import ConfigError
 from services.engine.attention.numba_runtime import onednn_has_bfloat16
 from services.engine.model.cpu_linear import WideningLinear, computes_linear
 from services.engine.model.few_rows import FewRows
+from services.engine.model.shared_linear import MergedLinear, share
 
 _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one for 64 for 8 … 64
 
@@ -30,6 +33,7 @@ _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W in oneDNN's order."""
 
+    alone = True  # a layer that shares its input with no other is faster, too
     copies = True  # it holds the weight in another order
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -56,66 +60,7 @@ class PackedLinear(nn.Module):
         return out
 
 
-Product = PackedLinear | WideningLinear
-Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
-
-
-class _Shared:
-    """The product of layers that read one input. The first that is asked computes all parts."""
-
-    def __init__(self, product: Product, sizes: Sequence[int]) -> None:
-        self._product = product
-        self._sizes = list(sizes)
-        self._input: torch.Tensor | None = None
-        self._parts: dict[int, torch.Tensor] = {}
-
-    @property
-    def count(self) -> int:
-        return len(self._sizes)
-
-    def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        # By identity, and the input is kept until all parts are out: no other tensor can be it.
-        if x is not self._input or index not in self._parts:
-            self._parts = dict(enumerate(self._product(x).split(self._sizes, dim=-1)))
-            self._input = x
-        part = self._parts.pop(index)
-        if not self._parts:
-            self._input = None
-        return part
-
-    def parts(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """All of them, in order."""
-        parts: Sequence[torch.Tensor] = self._product.forward(x).split(self._sizes, dim=-1)
-        return parts
-
-
-class SharedLinear(nn.Module):
-    """One layer of those that share a product."""
-
-    def __init__(self, shared: _Shared, index: int) -> None:
-        super().__init__()
-        self._shared = shared
-        self._index = index
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._shared.part(self._index, x)
-
-    @staticmethod
-    def together(layers: Sequence[nn.Module]) -> Parts:
-        """Computes all of `layers`, of one input, at once where they are those that share a
-        product."""
-        shared = [layer for layer in layers if isinstance(layer, SharedLinear)]
-        if shared and _all_parts(shared, len(layers)):
-            return shared[0]._shared.parts
-        return lambda x: [layer(x) for layer in layers]
-
-
-def _all_parts(layers: Sequence[SharedLinear], count: int) -> bool:
-    """Whether so many layers are all of one product, in order."""
-    first = layers[0]._shared
-    one = all(layer._shared is first for layer in layers)
-    order = [layer._index for layer in layers]
-    return one and order == list(range(count)) and count == first.count
+Product = PackedLinear | WideningLinear | MergedLinear
 
 
 class InputsSeen:
@@ -128,7 +73,7 @@ class InputsSeen:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         hooks = [
-            m.register_forward_pre_hook(self._seen) for m in self._model.modules() if _packable(m)
+            m.register_forward_pre_hook(self._seen) for m in self._model.modules() if packable(m)
         ]
         try:
             yield
@@ -145,7 +90,7 @@ class InputsSeen:
         parent: what was recorded of the layers is forgotten, and no longer keeps them."""
         found: dict[tuple[int, bool], list[str]] = {}
         for name, child in parent.named_children():
-            if _packable(child):
+            if packable(child):
                 source = self._inputs.pop(child, None)
                 key = id(child if source is None else source), child.bias is None
                 found.setdefault(key, []).append(name)
@@ -157,31 +102,33 @@ def plain(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def _packable(module: nn.Module) -> bool:
+def packable(module: nn.Module) -> bool:
     """Whether it computes with all of its weight as it stands. Checkpoints that are quantized bring
     weights of other types, and layers whose own `forward` quantizes inputs."""
     return plain(module) and type(module.weight) is nn.Parameter and "forward" not in vars(module)
 
 
 def packing(layout: str, dtype: torch.dtype, device: str) -> type[Product] | None:
-    """What linear layers become, None if they stay: by `auto` on a CPU that oneDNN packs this type
-    for, or that there is a kernel for.
+    """What linear layers become, None if they stay: by `auto` on a GPU, and on a CPU that oneDNN
+    packs this type for, or that there is a kernel for.
 
     `ConfigError` if `packed` is asked for where it cannot be.
     """
-    found = _product(dtype) if device == "cpu" and layout != "plain" else None
+    found = _product(dtype, device) if layout != "plain" else None
     if layout == "packed" and found is None:
         raise ConfigError(f"--weight-layout packed: there is none for {dtype} on {device}")
     return found
 
 
-def _product(dtype: torch.dtype) -> type[Product] | None:
+def _product(dtype: torch.dtype, device: str) -> type[Product] | None:
+    if device != "cpu":
+        return MergedLinear
     if dtype is torch.bfloat16 and computes_linear():
         return WideningLinear
     if dtype is torch.bfloat16:
         return PackedLinear if onednn_has_bfloat16() else None
-    packable = dtype is torch.float32 and torch.backends.mkldnn.is_available()
-    return PackedLinear if packable else None
+    packs = dtype is torch.float32 and torch.backends.mkldnn.is_available()
+    return PackedLinear if packs else None
 
 
 def pack(model: nn.Module, inputs: InputsSeen, product: type[Product]) -> int:
@@ -201,6 +148,8 @@ def pack(model: nn.Module, inputs: InputsSeen, product: type[Product]) -> int:
     for parent in [module for module in model.modules() if not plain(module)]:
         for names in inputs.groups(parent):
             layers: list[Any] = [parent.get_submodule(name) for name in names]
+            if len(layers) == 1 and not product.alone:
+                continue
             copies = product.copies or len(layers) > 1
             alone = all(held[layer.weight.data_ptr()] == 1 for layer in layers)
             if (alone or not copies) and all(product.suits(layer.weight) for layer in layers):
@@ -256,5 +205,4 @@ def _packed(layers: Sequence[Any], product: type[Product]) -> list[nn.Module]:
     biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
     merged = product(torch.cat(weights), torch.cat(biases) if biases else None)
-    shared = _Shared(merged, [layer.out_features for layer in layers])
-    return [SharedLinear(shared, index) for index in range(len(layers))]
+    return share(merged, [layer.out_features for layer in layers])

@@ -18,6 +18,7 @@ from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.adapters import AdapterRows
 from services.engine.model.decode_graphs import DecodeGraphs
+from services.engine.model.decode_steps import DecodeSteps
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_tokens import (
     BlockTables,
@@ -67,6 +68,19 @@ class Runner:
         """Compute the chunks' tokens; one sampled token for each choice that reached its end, and a
         failure for each choice of a chunk that cannot be computed."""
         return contained(self._run, chunks, failed_chunk)
+
+    @torch.inference_mode()
+    def launch(self, chunks: Sequence[Chunk]) -> DecodeSteps | None:
+        """A `services.engine.scheduling.seams.Launch`: of steps that are recorded, and of requests
+        without adapters."""
+        if self._graphs is None or not isinstance(self._sampler, Sampler):
+            return None
+        tokens = StepTokens.of(chunks)
+        rows, samplers, _ = _sampling_rows(chunks)
+        if len(samplers) != len(chunks) or rows_by_adapter(chunks, tokens):
+            return None
+        arrays = self._arrays(chunks, tokens, rows, [])
+        return DecodeSteps.launched(self._graphs, self._sampler, samplers, arrays)
 
     def fence(self) -> Fence | None:
         """See `services.engine.scheduling.seams.StepRunner`."""

@@ -2,7 +2,7 @@
 
 A copy to a GPU costs several microseconds on the host, and one from ordinary memory waits until the
 device has done all that it was asked before. So all arrays lie in one pinned buffer and move by one
-copy, which the host does not wait for. The CUDA part was never run on a GPU.
+copy, which the host does not wait for.
 """
 
 from __future__ import annotations

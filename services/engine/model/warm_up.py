@@ -2,7 +2,7 @@
 
 Triton compiles a kernel for each of its variants: with and without splits of the context, for
 prompts beside single tokens, with media spans. Each is run once before the engine is ready. On a
-GPU only, where it was never run.
+GPU only.
 """
 
 from __future__ import annotations

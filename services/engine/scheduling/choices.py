@@ -81,8 +81,16 @@ class ChoiceOutputs:
         self._eos_token_ids = eos_token_ids
         self._times = times
 
-    def gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:
-        """What a choice puts out; tokens that are `adopted` were counted where they were made."""
+    def ends(self, sampled: Sampled) -> bool:
+        """Whether a choice ends with what it gains."""
+        reason, *_ = ending(sampled.request, sampled.token_ids, self._eos_token_ids)
+        return sampled.failure is not None or reason is not None
+
+    def gained(
+        self, sampled: Sampled, *, adopted: bool = False, keeps_room: bool = False
+    ) -> RequestOutput:
+        """What a choice puts out; tokens that are `adopted` were counted where they were made. It
+        `keeps_room` for tokens to come if its next step is launched."""
         request = sampled.request
         first = request.num_output == len(request.source.emitted.get(request.index, ()))
         reason, stop, count = ending(request, sampled.token_ids, self._eos_token_ids)
@@ -90,7 +98,8 @@ class ChoiceOutputs:
         request.tokens += tokens
         if count > 1:
             self._scheduler.computed(request, request.num_computed + count - 1)
-        trim(request, self._scheduler.blocks)
+        if not keeps_room:
+            trim(request, self._scheduler.blocks)
         output = RequestOutput(
             request.source.request_id,
             request.index,

@@ -12,12 +12,13 @@ from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKey
 from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
 from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
+from services.engine.scheduling.decode_run import DecodeRun
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.request_times import RequestTimes, StageTimes, stages_of
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Admission, Clock, Meter, Sampled, StepRunner
+from services.engine.scheduling.seams import Admission, Clock, Launch, Meter, Sampled, StepRunner
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -34,11 +35,12 @@ class GenerateCore:
         transfers: KVFetches, meter: Meter, clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_keys: MakeKeys | None = None, delay: DecodeDelay | None = None,
-        tiers: KVTiers | None = None, sizes: StepSizes | None = None,
+        tiers: KVTiers | None = None, sizes: StepSizes | None = None, launch: Launch | None = None,
     ) -> None:  # fmt: skip
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
         without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
-        what the pool has no room for. `sizes` are told what a step does."""
+        what the pool has no room for. `sizes` are told what a step does. `launch` begins steps that
+        a device computes beside the host."""
         self._meter = meter
         self.scheduler = scheduler
         self.transfers = transfers
@@ -48,6 +50,8 @@ class GenerateCore:
         self._clock = clock
         self._delay = delay or DecodeDelay()
         self._sizes = sizes
+        self._launch = launch
+        self._decodes: DecodeRun | None = None  # steps that are under way
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
@@ -135,8 +139,33 @@ class GenerateCore:
         """Advance transfers, then run one batch; returns what the requests gained."""
         self._in_step = self._live.names()
         outputs = self.advance()
-        if chunks := self.begin():
-            outputs += self.complete(chunks, self._run(chunks))
+        if self._decodes is None and (chunks := self.begin()):
+            self._decodes = self._launched(chunks)
+            if self._decodes is None:
+                outputs += self.complete(chunks, self._run(chunks))
+        if self._decodes is not None:
+            outputs += self._go_on(self._decodes)
+        return outputs
+
+    def _launched(self, chunks: Sequence[Chunk]) -> DecodeRun | None:
+        """The steps that the chunks stand for, if several of them can run beside the host."""
+        if self._launch is None or chunks[0].steps == 1:
+            return None
+        steps = self._launch(chunks)
+        return DecodeRun(chunks, steps) if steps is not None else None
+
+    def _go_on(self, run: DecodeRun) -> list[RequestOutput]:
+        """Take the step that is launched, and account for it while the next is computed."""
+        if self.scheduler.waiting or len(self.scheduler.running) > run.size:
+            run.stop()  # who has come takes part from the next step on
+        with self._meanwhile():
+            chunks, sampled = run.take(self._outputs.ends)
+        self.transfers.stepped(self._runner.fence())
+        if not run.launched:
+            self._decodes = None
+        outputs = self.complete(chunks, sampled)
+        self.counters["steps"] += run.launched
+        self._begun = self._clock()
         return outputs
 
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
@@ -221,6 +250,7 @@ class GenerateCore:
 
     def fail_all(self, error: TriptychError) -> list[RequestOutput]:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
+        self._decodes = None
         self.abort(self._live.names())
         self.transfers.arrived.clear()
         self.transfers.offers.seal([])
@@ -228,7 +258,8 @@ class GenerateCore:
 
     def _gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:
         """What a choice puts out; tokens that are `adopted` were counted where they were made."""
-        output = self._outputs.gained(sampled, adopted=adopted)
+        keeps_room = self._decodes is not None and self._decodes.holds(sampled.request)
+        output = self._outputs.gained(sampled, adopted=adopted, keeps_room=keeps_room)
         if output.finish_reason is not None:
             self._finish(sampled.request)
         return output

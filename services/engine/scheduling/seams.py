@@ -51,6 +51,21 @@ class StepRunner(Protocol):
         """Passes once the device has done all that `run` has asked of it so far; None if it has."""
 
 
+class LaunchedSteps(Protocol):
+    """Decode steps of the same requests, one after another. The host must have accounted for the
+    tokens of a step before it takes those of the next."""
+
+    def take(self) -> list[Sampled]:
+        """Wait for the step that was launched; what each request gained."""
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Launch the step after it: each request goes on with its token."""
+
+
+Launch = Callable[[Sequence[Chunk]], LaunchedSteps | None]
+"""Launch the first of the steps that chunks stand for; None where they cannot run like that."""
+
+
 class Drafter(Protocol):
     """Guesses tokens that a step then checks."""
 

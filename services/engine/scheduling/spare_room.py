@@ -12,9 +12,11 @@ from services.engine.scheduling.request import Request
 
 def lengthen(step: Step, blocks: BlockManager, limits: Limits) -> None:
     """Further steps for a step in which all decode, as far as there are blocks."""
-    if not step.chunks or not all(chunk.decodes for chunk in step.chunks):
+    requests = [
+        chunk.request for chunk in step.chunks if chunk.decodes and len(chunk.samplers) == 1
+    ]
+    if not requests or len(requests) < len(step.chunks):
         return
-    requests = [chunk.request for chunk in step.chunks]
     steps = min([limits.decode_steps, *(request.num_to_come for request in requests)])
     while steps > 1 and not blocks.can_allocate(sum(_lacking(requests, steps, blocks))):
         steps //= 2

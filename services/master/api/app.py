@@ -17,7 +17,7 @@ from services.http.api_docs import described
 from services.http.metrics import process_state
 from services.http.records import RequestIdHeader
 from services.http.rtp_operations import rtp_health
-from services.http.server import version
+from services.http.version import version
 from services.master.api import busy, roles
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes

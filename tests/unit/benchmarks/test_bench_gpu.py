@@ -35,8 +35,8 @@ def test_every_row_is_made(
 
 def test_the_model_that_is_made_has_the_size_of_the_real_one(tmp_path: Path) -> None:
     config = json.loads((bench_gpu.BASE / "config.json").read_text())
-    config["text_config"] |= bench_gpu.MODEL.text
-    config["vision_config"] |= bench_gpu.MODEL.vision
+    config["text_config"] |= bench_gpu.SIZES["3b"].text
+    config["vision_config"] |= bench_gpu.SIZES["3b"].vision
     (tmp_path / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))

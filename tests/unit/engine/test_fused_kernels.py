@@ -8,7 +8,13 @@ import triton
 
 from services.engine.attention.kv_codes import INT8
 from services.engine.model import fused_ops
-from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+from services.engine.model.fused_ops import (
+    add_rms_norm,
+    rms_norm,
+    rotate_and_write,
+    rotate_heads,
+    silu_mul,
+)
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
 from tests.support.fused_cases import rotary_case
 from tests.support.interpreter import passes
@@ -32,10 +38,12 @@ def test_kernels_compile(dtype: str, capability: int, monkeypatch: pytest.Monkey
         rms_norm(x, x[0], 1e-6)
         add_rms_norm(x, x, x[0], 1e-6)
         silu_mul(x, x)
+    angles = torch.zeros(2, 80)
+    rotate_heads(torch.zeros(2, 32, 80, dtype=getattr(torch, dtype)), angles, angles)
     case = rotary_case(28, 4, 128, 128, dtype)
     rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
     case = rotary_case(28, 4, 128, 128, dtype, codes=INT8)
     rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
-    assert len(launched) == 8
+    assert len(launched) == 9
     for kernel, arguments in launched:
         assert compiled(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY

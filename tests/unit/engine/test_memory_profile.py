@@ -50,8 +50,8 @@ def test_the_pool_gets_what_weights_and_steps_leave(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         torch.cuda, "mem_get_info", lambda device: (asked.append(device), (60 * GIB, 80 * GIB))[1]
     )
-    assert num_blocks_of(config(), GIB) == 20
-    assert num_blocks_of(config(), GIB, 3 * GIB) == 17
+    assert num_blocks_of(config(), GIB) == 19  # 20, less what libraries may still load
+    assert num_blocks_of(config(), GIB, 3 * GIB) == 16
     assert asked == ["cuda:1", "cuda:1"]
     with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
         num_blocks_of(config(), GIB, 20 * GIB)
@@ -106,14 +106,16 @@ def test_a_picture_of_a_whole_run_is_measured(
     model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vision = VisionModel(model_dir("qwen2_5_vl"), torch.float32, "cpu", 1 << 30)
-    runs: list[int] = []
+    runs: list[list[int]] = []
     encode = vision.encode
     monkeypatch.setattr(
-        vision, "encode", lambda batch: (runs.append(batch[0].patches), encode(batch))[1]
+        vision,
+        "encode",
+        lambda batch: (runs.append([one.patches for one in batch]), encode(batch))[1],
     )
     assert encode_peak(vision, Counted(5), 256, 1 << 30) == 5
     assert encode_peak(vision, Counted(6), 256, 64 * 14 * 14) == 6
-    assert runs == [256, 64]
+    assert runs == [[256], [64] * 4], "several, where none may be so large"
 
 
 def test_both_parts_leave_each_other_room(

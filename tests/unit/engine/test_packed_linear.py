@@ -5,6 +5,7 @@ import sys
 import weakref
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from services.engine.model.packed_linear import (
     InputsSeen,
     PackedLinear,
     Product,
-    SharedLinear,
     pack,
     packing,
 )
+from services.engine.model.shared_linear import MergedLinear, SharedLinear
 from tests.conftest import ModelDir
 
 IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
@@ -164,6 +165,18 @@ def test_where_weights_are_packed() -> None:
     assert packing("packed", torch.float32, "cpu") is PackedLinear
     assert packing("auto", torch.float32, "cpu") is PackedLinear
     assert packing("plain", torch.bfloat16, "cpu") is None
-    assert packing("auto", torch.bfloat16, "cuda") is None
     with pytest.raises(ConfigError, match="--weight-layout"):
-        packing("packed", torch.bfloat16, "cuda")
+        packing("packed", torch.float16, "cpu")
+
+
+def test_on_a_gpu_layers_of_one_input_are_merged_and_others_left() -> None:
+    assert packing("auto", torch.bfloat16, "cuda") is MergedLinear
+    assert packing("plain", torch.bfloat16, "cuda:1") is None
+    block = Block().requires_grad_(False)
+    x = torch.randn(5, IN)
+    expected, weight = block(x), block.get_parameter("k.weight").clone()
+    assert packed_block(block, MergedLinear) == 1
+    torch.testing.assert_close(block(x), expected, atol=1e-5, rtol=1e-5)
+    merged: Any = block.get_submodule("k")
+    assert torch.equal(merged.weight, weight)
+    assert type(block.get_submodule("o")) is nn.Linear

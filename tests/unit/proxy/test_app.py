@@ -11,7 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.types import MMItem
 from services.frontend.render import Frontend
 from services.frontend.spec import OutputSpec, RenderedRequest
-from services.http.server import version
+from services.http.version import version
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.scripted_apps import app_of
 from tests.support.scripted_workers import TOKENS, Worker, asking, before
