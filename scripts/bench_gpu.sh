@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is to be seen on the first GPU: the tests that need one, then the attention kernels beside
+# What needs a GPU: the tests that do, then the attention kernels beside
 # PyTorch's, the sampler, and the engine's steps beside the device's copy bandwidth and matmul rate.
 # Each command ends within 10 minutes. Tables go to the folder that the first argument names. All
 # commands run, also after one that failed; the exit status says whether any did.
@@ -27,5 +27,6 @@ measure tests "$python" -m pytest -q -m gpu tests/gpu
 measure kernels "$python" -m benchmarks.bench_kernels --json "$results/kernels.json"
 measure sampler "$python" -m benchmarks.bench_sampler --json "$results/sampler.json"
 measure engine "$python" -m benchmarks.bench_gpu --json "$results/engine.json"
+measure engine-7b "$python" -m benchmarks.bench_gpu --size 7b --steps-only --json "$results/engine-7b.json"
 measure steps "$python" -m benchmarks.step_time --device cuda --markdown "$results/steps.md"
 exit "$failed"

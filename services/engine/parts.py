@@ -185,6 +185,7 @@ def _scheduler(
         model.bidirectional_media,
         config.max_prefill_beside_decode,
         decode_steps=_DECODE_STEPS if recorded and guesses is None else 1,
+        adapted_decode_steps=False,
         drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
         most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
         whole_prompts=isinstance(model, TextEncoder),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,10 +10,9 @@ import torch
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.cpu_prompts import heads_side_by_side, prompt_kernels
 from services.engine.attention.kv_cache import KVCache, LayerPlace
-from services.engine.attention.numba_runtime import Kernel, team
+from services.engine.attention.numba_runtime import Kernel, compiled
 from services.engine.attention.torch_attention import Scoring, TorchAttention
 
-logger = logging.getLogger(__name__)
 _AT_ONCE = 4  # elements and tokens, at the least, by the kernel
 
 
@@ -93,21 +91,21 @@ class CpuAttention(TorchAttention):
         group = heads // place.kv_heads
         shape = _Shape(group, place.k_dim, place.v_dim, cache.block_size, cache.kind)
         if shape not in self._kernels:
-            self._kernels[shape] = _compiled(shape, team())
+            self._kernels[shape] = _kernel(shape)
         return self._kernels[shape]
 
 
-def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
-    """None if Numba cannot, or the shape is not made of vectors: PyTorch attends as well."""
-    if parallel is None or any(n % _AT_ONCE for n in (shape.block, shape.k_dim, shape.v_dim)):
+def _kernel(shape: _Shape) -> Kernel | None:
+    """None where Numba cannot compile it, or the shape is not made of vectors."""
+    if any(n % _AT_ONCE for n in (shape.block, shape.k_dim, shape.v_dim)):
         return None
-    from services.engine.attention.cpu_decode_kernel import compile_kernel
 
-    try:
+    def make(parallel: Any) -> Kernel:
+        from services.engine.attention.cpu_decode_kernel import compile_kernel
+
         return Kernel(compile_kernel(*shape), parallel)
-    except Exception as error:  # of many kinds
-        logger.warning("decode attention has no kernel for %s: %s", shape, error)
-        return None
+
+    return compiled(make, f"attention of single tokens, {shape}")
 
 
 def _rows(batch: PagedBatch) -> _Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
-from services.engine.attention.numba_runtime import Kernel, has_bfloat16_products, team
+from services.engine.attention.numba_runtime import Kernel, compiled
 
-logger = logging.getLogger(__name__)
 _KEPT = 16 << 20  # elements: 32 MiB, of 16,384 tokens with eight heads of 64
 
 
@@ -79,10 +77,4 @@ def heads_side_by_side(query: torch.Tensor) -> torch.Tensor:
 @cache
 def prompt_kernels() -> PromptKernels | None:
     """None without Numba or AVX512-BF16. The first call takes a second."""
-    if (parallel := team()) is None or not has_bfloat16_products():
-        return None
-    try:
-        return PromptKernels(parallel)
-    except Exception as error:  # of many kinds; PyTorch attends as well
-        logger.warning("prompts have no kernel on this CPU: %s", error)
-        return None
+    return compiled(PromptKernels, "attention of prompts", products=True)

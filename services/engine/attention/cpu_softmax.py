@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import Any
 
 import torch
 
-from services.engine.attention.numba_runtime import Kernel, team
-
-logger = logging.getLogger(__name__)
+from services.engine.attention.numba_runtime import Kernel, compiled
 
 
 class CausalSoftmax:
@@ -44,14 +41,7 @@ class CausalSoftmax:
 @cache
 def causal_softmax() -> CausalSoftmax | None:
     """None where kernels cannot run. The first call may take seconds."""
-    parallel = team()
-    if parallel is None:
-        return None
-    try:
-        return CausalSoftmax(parallel)
-    except Exception as error:  # of Numba or the system: PyTorch computes as well
-        logger.warning("the softmax of prompts is not compiled: %s", error)
-        return None
+    return compiled(CausalSoftmax, "softmax of prompts")
 
 
 def compile_ahead(dtype: torch.dtype) -> None:

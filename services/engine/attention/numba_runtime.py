@@ -12,13 +12,15 @@ import logging
 import os
 import re
 import struct
+from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+_T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 logging.getLogger("numba").setLevel(logging.WARNING)  # its own debugging is of no use here
 _OPENMP = re.compile(r"\S*/lib(gomp|iomp5|omp)\S*\.so\S*$")
@@ -67,6 +69,18 @@ def team() -> Any:
         logger.warning("no kernels are compiled for this CPU: %s", error)
         return None
     return parallel
+
+
+def compiled(make: Callable[[Any], _T], what: str, *, products: bool = False) -> _T | None:
+    """What `make` compiles, which is given `team()`; None where it cannot, and PyTorch computes as
+    well: the log says so of `what`. `products`: of bfloat16, by instructions of their own."""
+    if (parallel := team()) is None or (products and not has_bfloat16_products()):
+        return None
+    try:
+        return make(parallel)
+    except Exception as error:  # of many kinds, Numba's and the system's
+        logger.warning("%s: there is no kernel for this CPU: %s", what, error)
+        return None
 
 
 def _try(parallel: Any) -> None:

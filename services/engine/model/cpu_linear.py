@@ -10,7 +10,6 @@ patches that are apart already is a matrix product, and much faster as one (`mul
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -19,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from services.engine.attention.numba_runtime import Kernel, onednn_has_bfloat16, team
+from services.engine.attention.numba_runtime import Kernel, compiled, onednn_has_bfloat16
 
-logger = logging.getLogger(__name__)
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once
 
@@ -73,15 +71,13 @@ def computes_linear() -> bool:
 def _kernel() -> tuple[Kernel, int] | None:
     """With the number of outputs of a piece of work; None where Numba cannot compile it. The first
     call takes seconds."""
-    if (parallel := team()) is None:
-        return None
-    try:
+
+    def make(parallel: Any) -> tuple[Kernel, int]:
         from services.engine.model.cpu_linear_kernel import OUTPUTS, linear
 
         return Kernel(linear, parallel), OUTPUTS
-    except Exception as error:  # of many kinds; PyTorch computes as well
-        logger.warning("linear layers have no kernel on this CPU: %s", error)
-        return None
+
+    return compiled(make, "linear layers")
 
 
 def multiply_patches(model: nn.Module) -> int:

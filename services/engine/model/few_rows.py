@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 
-from services.engine.attention.numba_runtime import Kernel, has_bfloat16_products, team
+from services.engine.attention.numba_runtime import Kernel, compiled
 
-logger = logging.getLogger(__name__)
 _SAMPLES = 4096  # weights of each layer that are looked up where its order has them
 
 
@@ -73,13 +72,11 @@ def _in_order(packed: torch.Tensor, weight: torch.Tensor, panel: int) -> bool:
 def _kernel() -> tuple[Kernel, int, int] | None:
     """With the outputs of a panel and the most rows; None without Numba or AVX512-BF16. The first
     call takes a second."""
-    if (parallel := team()) is None or not has_bfloat16_products():
-        return None
-    try:
+
+    def make(parallel: Any) -> tuple[Kernel, int, int]:
         from services.engine.attention.numba_products import PANEL
         from services.engine.model.few_rows_kernel import MOST, few_rows
 
         return Kernel(few_rows, parallel), PANEL, MOST
-    except Exception as error:  # of many kinds; oneDNN computes as well
-        logger.warning("linear layers have no kernel for few rows on this CPU: %s", error)
-        return None
+
+    return compiled(make, "linear layers of few rows", products=True)

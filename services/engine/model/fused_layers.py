@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.numba_runtime import team
+from services.engine.attention.numba_runtime import compiled
 from services.engine.attention.paged import backend_for, runs_triton
 from services.engine.model.packed_linear import packable
 from services.engine.model.shared_linear import SharedLinear
@@ -68,14 +68,15 @@ def ops_for(device: str, dtype: torch.dtype) -> FusedOps | None:
         from services.engine.model import fused_ops
 
         return fused_ops
-    if device != "cpu" or dtype is not torch.bfloat16 or (parallel := team()) is None:
+    if device != "cpu" or dtype is not torch.bfloat16:
         return None
-    try:
-        from services.engine.model.cpu_ops import CpuOps
-    except Exception as error:  # compiled on import; the layers' own code does as well
-        logger.warning("layers have no fused kernels on this CPU: %s", error)
-        return None
-    return CpuOps(parallel)
+
+    def make(parallel: Any) -> FusedOps:
+        from services.engine.model.cpu_ops import CpuOps  # compiled on import
+
+        return CpuOps(parallel)
+
+    return compiled(make, "layers between products")
 
 
 class FusedLayers:

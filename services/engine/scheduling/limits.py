@@ -30,6 +30,8 @@ class Limits:
     max_prefill_beside_decode: int = 0
     # Tokens that a choice may gain in one step while all decode and none waits.
     decode_steps: int = 1
+    # Whether one with a LoRA adapter may gain several, too.
+    adapted_decode_steps: bool = True
     # Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
     # is 0.6 MB for a vocabulary of 150,000 tokens.
     scored_tokens: int = 512

@@ -12,10 +12,10 @@ from services.engine.scheduling.request import Request
 
 def lengthen(step: Step, blocks: BlockManager, limits: Limits) -> None:
     """Further steps for a step in which all decode, as far as there are blocks."""
-    requests = [
-        chunk.request for chunk in step.chunks if chunk.decodes and len(chunk.samplers) == 1
-    ]
+    requests = [chunk.request for chunk in step.chunks if chunk.decodes]
     if not requests or len(requests) < len(step.chunks):
+        return
+    if not limits.adapted_decode_steps and any(request.adapter for request in requests):
         return
     steps = min([limits.decode_steps, *(request.num_to_come for request in requests)])
     while steps > 1 and not blocks.can_allocate(sum(_lacking(requests, steps, blocks))):

@@ -11,6 +11,7 @@ from protocol.errors import ConfigError, InvalidRequest
 from protocol.kv_events import BlockStored
 from services.engine.engine import Engine
 from services.engine.model.adapters import Adapters
+from services.engine.model.runner import Runner
 from services.membership.config import parse_events
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
@@ -246,3 +247,24 @@ def test_an_adapter_of_another_model_is_refused_at_the_start(
     other = write_adapter(model_dir("gemma3"), tmp_path / "a", seed=1)
     with pytest.raises(ConfigError, match="--lora-modules: LoRA adapter 'a'"):
         serving(model_dir("qwen3"), {"a": other})
+
+
+def test_steps_with_an_adapter_do_not_run_in_a_row(
+    two: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be given blocks ahead for nothing."""
+    path, folders = two
+    use(monkeypatch, Rerun())
+    launched: list[int] = []
+    launch = Runner.launch
+    monkeypatch.setattr(
+        Runner,
+        "launch",
+        lambda self, chunks: (launched.append(len(chunks)), launch(self, chunks))[1],
+    )
+    worker = serving(path, folders)
+    served(worker, path, [(asking("Hello"), "a"), (asking(LONG), "a")])
+    assert launched == []
+    served(worker, path, [(asking("Hello"), "")])
+    assert launched
+    worker.close()

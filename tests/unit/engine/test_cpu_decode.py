@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.engine.attention import cpu_decode
+from services.engine.attention import cpu_decode_kernel, numba_runtime
 from services.engine.attention.cpu_decode import CpuAttention
 from services.engine.attention.kv_codes import FP8, INT8, decoded
 from services.engine.attention.paged import backend_for
@@ -75,9 +75,15 @@ def test_on_a_cpu_it_is_what_attends() -> None:
     assert isinstance(backend_for(torch.device("cpu")), CpuAttention)
 
 
-@pytest.mark.parametrize("broken", ["team", "_compiled"])
-def test_without_a_kernel_pytorch_attends(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_decode, broken, lambda *_: None)
+@pytest.mark.parametrize("fails", [False, True], ids=["no OpenMP", "compiling fails"])
+def test_without_a_kernel_pytorch_attends(*, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: int) -> None:
+        raise RuntimeError("of Numba")
+
+    if fails:
+        monkeypatch.setattr(cpu_decode_kernel, "compile_kernel", failing)
+    else:
+        monkeypatch.setattr(numba_runtime, "team", lambda: None)
     for case in CASES[:2]:
         assert torch.equal(attended(case, CpuAttention()), attended(case, TorchAttention()))
 

@@ -150,7 +150,7 @@ def test_other_types_and_machines_without_numba_keep_pytorch(
 ) -> None:
     assert ops_for("cpu", torch.float32) is None
     assert LanguageModel(model_dir("qwen3"), torch.float32, "cpu").fused_layers == 0
-    monkeypatch.setattr("services.engine.model.fused_layers.team", lambda: None)
+    monkeypatch.setattr("services.engine.attention.numba_runtime.team", lambda: None)
     assert ops_for("cpu", torch.bfloat16) is None
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.engine.attention import cpu_decode, cpu_prompts
+from services.engine.attention import cpu_decode, cpu_prompts, numba_runtime
 from services.engine.attention.cpu_decode import CpuAttention
 from services.engine.attention.cpu_prompts import PromptKernels, prompt_kernels
 from services.engine.attention.kv_codes import INT8
@@ -98,7 +98,7 @@ def test_room_of_a_longer_context_serves_shorter_ones() -> None:
 
 @pytest.mark.parametrize("broken", ["team", "has_bfloat16_products"])
 def test_without_kernels_pytorch_attends(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_prompts, broken, lambda: None)
+    monkeypatch.setattr(numba_runtime, broken, lambda: None)
     monkeypatch.setattr(cpu_decode, "prompt_kernels", prompt_kernels.__wrapped__)
     step = make(CASES[0])
     found = CpuAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
