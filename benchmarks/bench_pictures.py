@@ -27,7 +27,7 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
-from services.engine.model.vision import picture_processor
+from services.engine.model.picture_processor import picture_processor
 from services.frontend.media.image import load_rgb
 
 MODEL = Path("models/demo")

@@ -31,7 +31,7 @@ def contained(
     try:
         return run(items)
     except Exception as caught:
-        error = _told(caught)
+        error = told(caught)
     # Out of the handler, for the exception holds all that the run has allocated.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -53,7 +53,7 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def _told(error: Exception) -> TriptychError:
+def told(error: Exception) -> TriptychError:
     """`error` as requests are told it. One after which a GPU computes nothing more is raised."""
     if isinstance(error, TriptychError):
         return error
@@ -96,7 +96,7 @@ class StepGuard(Generic[_R]):
             self._in_a_row += 1
             if self._in_a_row >= _MOST_IN_A_ROW:
                 raise
-            outputs = self._fail(_told(caught))
+            outputs = self._fail(told(caught))
             if problems := self._problems():
                 logger.error("the engine's books are wrong: %s", "; ".join(problems))
                 raise
@@ -112,5 +112,5 @@ def added(
     try:
         return add(request)
     except Exception as caught:
-        error = _told(caught)
+        error = told(caught)
     return failed(error)

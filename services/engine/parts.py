@@ -204,6 +204,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         config.max_media_pixels,
         config.weight_layout,
         ClipReaders(config.clips, config.clip_readers) if config.clip_readers else None,
+        fused=config.fused_kernels,
     )
     shared.watch(vision.module)
     patches = config.max_encoder_patches

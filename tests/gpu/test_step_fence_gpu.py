@@ -54,7 +54,7 @@ def test_blocks_are_whole_when_they_are_announced(
     assert core is not None and worker.kv is not None
     request, _ = request_of(model, asking(f"{LONG} {LONG}"), "r", max_tokens=2, ignore_eos=True)
     request.kv_transfer_params = {"do_remote_decode": True}
-    pool = core._runner._cache.pool  # type: ignore[attr-defined]
+    pool = core._runs._runner._cache.pool  # type: ignore[attr-defined]
     other = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     seen: dict[int, torch.Tensor] = {}
     producer = worker.kv.producer  # type: ignore[attr-defined]
@@ -69,8 +69,8 @@ def test_blocks_are_whole_when_they_are_announced(
     monkeypatch.setattr(producer, "advance", read_at_once)
     # As a direct transport has it: a staged one would copy behind the kernels by itself.
     monkeypatch.setattr(StagedTransport, "offer", lambda *_: None)
-    run = core._runner.run
-    monkeypatch.setattr(core._runner, "run", lambda chunks: (busy(), run(chunks))[1])
+    run = core._runs._runner.run
+    monkeypatch.setattr(core._runs._runner, "run", lambda chunks: (busy(), run(chunks))[1])
     assert core.add(request) == []
     while not any(output.finish_reason for output in worker.step()[0]):
         pass

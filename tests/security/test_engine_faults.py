@@ -132,7 +132,7 @@ def test_a_request_that_cannot_be_computed_fails_alone(
     expected = run(served, [(first, media)])["first", 0]
     assert served.generate is not None and served.encode is not None
     served.reset_caches(prefix=True, encoder=True)
-    model: Any = served.generate._runner
+    model: Any = served.generate._runs._runner
     forward = model._model.forward
     poison = len(second.token_ids)
 

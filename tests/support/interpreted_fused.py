@@ -111,7 +111,7 @@ def test_a_fused_model_gives_the_same_tokens(
     expected = run(engine(path, parts=("language",), weight_layout="plain"), requests)
     worker = engine(path, parts=("language",), weight_layout="plain")
     assert worker.generate is not None
-    model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
+    model: Any = worker.generate._runs._runner._model  # type: ignore[attr-defined]
     layers = FusedLayers(model._text_model, fused_ops)
     assert len(layers) == model.text_config.num_hidden_layers
     assert run(worker, requests) == expected
@@ -133,7 +133,7 @@ def test_a_recorded_step_of_kernels_gives_the_same_tokens(
     use(monkeypatch, capture)
     worker = engine(path, weight_layout="plain", max_num_seqs=2, max_model_len=64, num_blocks=16)
     assert worker.generate is not None
-    model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
+    model: Any = worker.generate._runs._runner._model  # type: ignore[attr-defined]
     layers = FusedLayers(model._text_model, fused_ops)
     assert len(layers)
     assert run(worker, requests) == expected

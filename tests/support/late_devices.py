@@ -71,7 +71,7 @@ def _write(launched: Launched, pool: torch.Tensor) -> None:
 def late(engine: Engine) -> LateDevice:
     """The device that `engine` computes on from here."""
     assert engine.generate is not None
-    runner = engine.generate._runner
+    runner = engine.generate._runs._runner
     assert isinstance(runner, Runner)
-    engine.generate._runner = device = LateDevice(runner)
+    engine.generate._runs._runner = device = LateDevice(runner)
     return device

@@ -85,7 +85,7 @@ def segmented_attention(
     groups = segments.groups(cu_seq_lens_q)
     if len(groups) == 1 and groups[0].rows is None:
         return _attend(patches, groups[0], scaling)[None], None
-    if patches[0].is_cuda and patches[0].dtype in _VARIABLE:
+    if _of_variable_length(patches[0]):
         starts, most = cu_seq_lens_q.int(), max(group.length for group in groups)
         several = varlen_attn(
             patches[0], patches[1], patches[2], starts, starts, most, most, scale=scaling
@@ -96,6 +96,12 @@ def segmented_attention(
     for group in groups:
         out[group.rows] = _attend([tensor[group.rows] for tensor in patches], group, scaling)
     return out[None], None
+
+
+def _of_variable_length(query: torch.Tensor) -> bool:
+    """Whether PyTorch's attention of variable length, which is flash attention, takes it."""
+    able = query.is_cuda and query.dtype in _VARIABLE
+    return able and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _attend(

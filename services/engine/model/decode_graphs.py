@@ -143,8 +143,7 @@ class DecodeGraphs:
         except RuntimeError as error:
             logger.warning("decode steps run eagerly, for they cannot be captured: %s", error)
             return None
-        seconds = time.monotonic() - begun
-        logger.info("captured decode steps of %s rows in %.1f s", graphs._sizes, seconds)
+        logger.info("captured steps of %s rows in %.1f s", graphs._sizes, time.monotonic() - begun)
         return graphs
 
     def forward(self, arrays: Arrays) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protocol.errors import TriptychError
+from services.engine.containment import contained, told
 from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Sampled
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeSteps:
@@ -40,15 +45,26 @@ class DecodeSteps:
         requests: Sequence[Request],
         arrays: dict[str, NDArray[Any]],
     ) -> DecodeSteps | None:
-        """With the first step launched, None if it was not recorded. arrays: as `Runner` makes
-        them, with the blocks of all steps."""
-        logits = graphs.forward(arrays)
+        """With the first step launched, None if it was not recorded, or cannot be launched now.
+        arrays: as `Runner` makes them, with the blocks of all steps."""
+        try:
+            logits = graphs.forward(arrays)
+        except Exception as error:
+            logger.warning("steps do not run in a row: %s", told(error))
+            return None
         return None if logits is None else cls(graphs, sampler, requests, arrays, logits)
 
     @torch.inference_mode()
     def take(self) -> list[Sampled]:
         """As `LaunchedSteps` says."""
-        return self._sampler.sample(self._logits, self._requests)
+        return contained(self._sampled, range(len(self._requests)), self._failed)
+
+    def _sampled(self, rows: Sequence[int]) -> list[Sampled]:
+        logits = self._logits[rows[0] : rows[-1] + 1]
+        return self._sampler.sample(logits, [self._requests[row] for row in rows])
+
+    def _failed(self, row: int, error: TriptychError) -> list[Sampled]:
+        return [Sampled(self._requests[row], [], failure=error)]
 
     @torch.inference_mode()
     def follow(self, tokens: Sequence[int]) -> None:

@@ -20,9 +20,11 @@ from torch import nn
 
 from services.engine.attention.segments import segmented_attention
 from services.engine.model.fused_layers import is_gated, is_rms_norm
+from services.engine.model.packed_linear import packable
 
 logger = logging.getLogger(__name__)
 _MULTIPLE = 64  # columns
+_GATED = ("gate_proj", "up_proj", "down_proj")
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -38,16 +40,15 @@ class VisionOps(Protocol):
 
 def fuse(model: nn.Module, ops: VisionOps, embed: Callable[[], torch.Tensor]) -> int:
     """Have the parts of `model` that suit use the kernels; how many do, 0 if `embed`, which runs
-    the tower over some picture, then gives something else."""
+    the tower over some pictures, then gives something else."""
     expected = embed()
     parts = {module: part for module in model.modules() if (part := _part(module, ops)) is not None}
     for module, part in parts.items():
         module.forward = part  # an instance's attribute wins over its class's method
-    found = float((embed() - expected).float().norm() / expected.float().norm())
-    if not found <= _TOLERANCE[expected.dtype]:
+    if (wrong := _difference(embed, expected)) is not None:
         for module in parts:
             del module.forward
-        logger.warning("fused kernels are not used: embeddings would differ by %.2g", found)
+        logger.warning("the vision tower uses no fused kernels: %s", wrong)
         return 0
     for part in parts.values():
         if isinstance(part, _Gated):
@@ -56,11 +57,22 @@ def fuse(model: nn.Module, ops: VisionOps, embed: Callable[[], torch.Tensor]) ->
     return len(parts)
 
 
+def _difference(embed: Callable[[], torch.Tensor], expected: torch.Tensor) -> str | None:
+    """What is wrong with the embeddings now; None if nothing is."""
+    try:
+        found = float((embed() - expected).float().norm() / expected.float().norm())
+    except RuntimeError as error:  # of PyTorch: a part that computes something else, after all
+        return str(error)
+    return (
+        None if found <= _TOLERANCE[expected.dtype] else f"embeddings would differ by {found:.2g}"
+    )
+
+
 def _part(module: nn.Module, ops: VisionOps) -> Callable[..., torch.Tensor] | None:
     """What computes `module`, None if its own code does."""
     if is_rms_norm(module):
         return _Norm(module, ops)
-    if is_gated(module):
+    if is_gated(module) and all(map(packable, (getattr(module, name) for name in _GATED))):
         return _Gated(module, ops)
     return _Attention(module, ops) if _is_attention(module) else None
 
@@ -104,7 +116,7 @@ class _Gated:
 
     def replace(self) -> None:
         """Let go of the layers in whose place this computes."""
-        for name in ("gate_proj", "up_proj", "down_proj"):
+        for name in _GATED:
             setattr(self._module, name, nn.Identity())
 
 

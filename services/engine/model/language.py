@@ -165,6 +165,8 @@ class LanguageModel(ModelFamily):
     def _pack(self, inputs: InputsSeen, product: type[Product]) -> None:
         """`ConfigError` if the model's own code reads a weight that its layer no longer has."""
         products = pack(self._model, inputs, product)
+        if self.device != "cpu":
+            torch.cuda.empty_cache()  # of the layers that were merged
         try:
             self._probe()
         except AttributeError as error:

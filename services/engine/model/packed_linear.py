@@ -205,4 +205,4 @@ def _packed(layers: Sequence[Any], product: type[Product]) -> list[nn.Module]:
     biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
     merged = product(torch.cat(weights), torch.cat(biases) if biases else None)
-    return share(merged, [layer.out_features for layer in layers])
+    return share(merged, layers)

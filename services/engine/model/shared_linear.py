@@ -15,8 +15,9 @@ Parts = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 class _Shared:
     """The product of layers that read one input. The first that is asked computes all parts."""
 
-    def __init__(self, product: nn.Module, sizes: Sequence[int]) -> None:
+    def __init__(self, product: nn.Module, sizes: Sequence[int], inputs: int) -> None:
         self._product = product
+        self.inputs = inputs
         self._sizes = list(sizes)
         self._input: torch.Tensor | None = None
         self._parts: dict[int, torch.Tensor] = {}
@@ -24,6 +25,9 @@ class _Shared:
     @property
     def count(self) -> int:
         return len(self._sizes)
+
+    def outputs(self, index: int) -> int:
+        return self._sizes[index]
 
     def weight(self, index: int) -> torch.Tensor:
         whole: Any = self._product.weight
@@ -63,6 +67,14 @@ class SharedLinear(nn.Module):
         order."""
         return self._shared.weight(self._index)
 
+    @property
+    def in_features(self) -> int:
+        return self._shared.inputs
+
+    @property
+    def out_features(self) -> int:
+        return self._shared.outputs(self._index)
+
     @staticmethod
     def together(layers: Sequence[nn.Module]) -> Parts:
         """Computes all of `layers`, of one input, at once where they are those that share a
@@ -81,9 +93,10 @@ def _all_parts(layers: Sequence[SharedLinear], count: int) -> bool:
     return one and order == list(range(count)) and count == first.count
 
 
-def share(product: nn.Module, sizes: Sequence[int]) -> list[nn.Module]:
-    """Layers of so many outputs each, in the order of the outputs of `product`."""
-    shared = _Shared(product, sizes)
+def share(product: nn.Module, layers: Sequence[nn.Linear]) -> list[nn.Module]:
+    """What stands for `layers`, whose outputs `product` computes one after the other."""
+    sizes = [layer.out_features for layer in layers]
+    shared = _Shared(product, sizes, layers[0].in_features)
     return [SharedLinear(shared, index) for index in range(len(sizes))]
 
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
-from transformers import AutoImageProcessor
-from transformers.image_processing_backends import PilBackend
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
@@ -29,6 +26,7 @@ from services.engine.model.cpu_linear import multiply_patches
 from services.engine.model.fused_vision import fuse
 from services.engine.model.loader import has_audio, has_vision, load_part, parameter_bytes
 from services.engine.model.packed_linear import InputsSeen, pack, packing
+from services.engine.model.picture_processor import picture_processor
 from services.engine.model.vision_encoders import (
     ENCODERS,
     NOT_PACKED,
@@ -43,6 +41,7 @@ from services.frontend.families.timed_clips import clips_of
 from services.frontend.media.image import load_rgb
 
 log = logging.getLogger(__name__)
+_TRIALS = ((300, 200), (90, 130))  # pixels of pictures with windows of several sizes
 
 
 class VisionModel:
@@ -56,9 +55,12 @@ class VisionModel:
         max_pixels: int,
         weight_layout: str = "plain",
         readers: ClipReaders | None = None,
+        *,
+        fused: bool = True,
     ) -> None:
         """`max_pixels` of a picture; `weight_layout`: plain, packed or auto, see
-        `packed_linear.packing`; `readers`: of clips, which this then owns."""
+        `packed_linear.packing`; `readers`: of clips, which this then owns; `fused`: a GPU may use
+        fused kernels."""
         self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
         self.parameter_bytes = parameter_bytes(self._model)
@@ -66,38 +68,42 @@ class VisionModel:
         self._processor: Any = picture_processor(model_dir) if has_vision(config) else None
         self._device = device
         kind = config.model_type
-        encoder = ENCODERS.get(kind) or find_plugin("encoders", kind)
-        if encoder is None:
-            raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
-        self._encode: Encoder = encoder
+        self._encode = _encoder(kind)
         self._options = PICTURE_OPTIONS[kind](config) if kind in PICTURE_OPTIONS else {}
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
         self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
+        self._speed_up(weight_layout if kind not in NOT_PACKED else "plain", dtype, fused=fused)
+
+    def _speed_up(self, weight_layout: str, dtype: torch.dtype, *, fused: bool) -> None:
+        """Compute what the family's own code computes by faster means."""
         if self._encode is encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        product = packing(weight_layout, dtype, device) if kind not in NOT_PACKED else None
+        product = packing(weight_layout, dtype, self._device)
         if product is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)
             multiply_patches(self._model)
-        if self._encode is encode_qwen and runs_triton(device):
+        if fused and self._encode is encode_qwen and runs_triton(self._device):
             self._fuse()
 
     def _fuse(self) -> None:
         """Use fused kernels for a tower whose attention goes by segments."""
         from services.engine.model import fused_ops
 
-        data = io.BytesIO()
-        Image.fromarray(np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)).save(data, "PNG")
-        trial = self.prepare(EncodeItem("trial", "image", 1, data=data.getvalue()))
+        sizes = [(w, h) for w, h in _TRIALS if w * h <= self._max_pixels]
+        trials = [self.prepare(_drawn(*size)) for size in sizes]
+        if not trials:
+            return
 
         @torch.inference_mode()
         def embed() -> torch.Tensor:
-            return self._encode(self._model, [self._move(trial.pixels)])[0][EC_TENSOR]
+            batch = [self._move(trial.pixels) for trial in trials]
+            return torch.cat([found[EC_TENSOR] for found in self._encode(self._model, batch)])
 
         fuse(self._model, fused_ops, embed)
+        torch.cuda.empty_cache()  # of the layers that were merged
 
     def _clip_processor(self, model_dir: Path, kind: str) -> ClipProcessor | None:
         """A model whose clips are not known here still has its pictures."""
@@ -176,6 +182,22 @@ class VisionModel:
         return {name: value.to(self._device, non_blocking=True) for name, value in pixels.items()}
 
 
+def _encoder(kind: str) -> Encoder:
+    """`ConfigError` if none is known for a model type."""
+    encoder = ENCODERS.get(kind) or find_plugin("encoders", kind)
+    if encoder is None:
+        raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
+    return encoder
+
+
+def _drawn(width: int, height: int) -> EncodeItem:
+    """A picture of so many pixels."""
+    colours = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(colours).save(data, "PNG")
+    return EncodeItem("trial", "image", 1, data=data.getvalue())
+
+
 def _size(item: EncodeItem) -> dict[str, Any]:
     """The processor's option for a picture with bounds of its own."""
     if item.pixels is None:
@@ -202,42 +224,3 @@ def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
             code="embedding_length_mismatch",
         )
     return tensors
-
-
-Channels = NDArray[Any]
-
-
-def picture_processor(model_dir: Path) -> Any:
-    """The processor that the model directory names."""
-    processor = AutoImageProcessor.from_pretrained(model_dir)
-    if isinstance(processor, PilBackend):
-        # A class that stands behind the family's own and before the backend's.
-        kind = type(processor)
-        processor.__class__ = type(kind.__name__, (kind, _LeanBackend), {})
-    return processor
-
-
-class _LeanBackend(PilBackend):
-    """Pictures are uint8[channels, rows, columns] until they are rescaled.
-
-    With torchvision transformers takes its own processors for it. Without, its numpy ones took a
-    third of a 1080p picture's time to normalize it, channels innermost and in new memory twice.
-    Here a table of 256 entries makes the same values channel by channel, and sums are in place.
-    Pillow and numpy let other threads of the process run meanwhile.
-    """
-
-    def rescale(self, image: Channels, scale: float, **options: Any) -> Channels:
-        if image.dtype != np.uint8:
-            changed: Channels = super().rescale(image, scale, **options)
-            return changed
-        table = super().rescale(np.arange(256, dtype=np.uint8)[None, None], scale)[0, 0]
-        return np.take(table, image)  # rows in order in memory, whatever the picture's order is
-
-    def normalize(self, image: Channels, mean: Any, std: Any, **options: Any) -> Channels:
-        """In place, as the picture is a result of `rescale`."""
-        if image.dtype != np.float32 or not image.flags.writeable:
-            changed: Channels = super().normalize(image, mean, std, **options)
-            return changed
-        image -= np.asarray(mean, np.float32).reshape(-1, 1, 1)
-        image /= np.asarray(std, np.float32).reshape(-1, 1, 1)
-        return image

@@ -23,7 +23,7 @@ class Chunk:
     start: int  # the first of them, counted from the start of the prompt
     count: int  # how many are computed
     samplers: tuple[Request, ...] = ()  # choices that draw a token from the last one's logits
-    steps: int = 1  # tokens that a choice which decodes may gain, each computed from the one before
+    steps: int = 1  # that it stands for: tokens that a choice gains, each from the one before
     room: int = 0  # further tokens that there are blocks for, which may be guessed
     draft: tuple[int, ...] = ()  # those that have been guessed
 

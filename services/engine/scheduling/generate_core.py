@@ -12,13 +12,13 @@ from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKey
 from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
 from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
-from services.engine.scheduling.decode_run import DecodeRun
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.request_times import RequestTimes, StageTimes, stages_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Launch, Meter, Sampled, StepRunner
+from services.engine.scheduling.step_runs import StepRuns
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -45,13 +45,10 @@ class GenerateCore:
         self.scheduler = scheduler
         self.transfers = transfers
         self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
-        self._runner = runner
-        self._meanwhile = meanwhile
         self._clock = clock
         self._delay = delay or DecodeDelay()
         self._sizes = sizes
-        self._launch = launch
-        self._decodes: DecodeRun | None = None  # steps that are under way
+        self._runs = StepRuns(runner, launch, transfers.stepped, meanwhile)
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
@@ -59,7 +56,7 @@ class GenerateCore:
         self._choices = SiblingChoices(self._live, scheduler)
         self.progressed = False  # whether the last step ran anything; else all wait for something
         self._in_step: list[str] = []
-        self._begun = 0.0
+        self._begun = self._left = 0.0  # when a step began, and the engine went on to other work
         self._work = Work()
         self.times = RequestTimes(clock)
         self._outputs = ChoiceOutputs(scheduler, config.eos_token_ids, self.times)
@@ -139,41 +136,23 @@ class GenerateCore:
         """Advance transfers, then run one batch; returns what the requests gained."""
         self._in_step = self._live.names()
         outputs = self.advance()
-        if self._decodes is None and (chunks := self.begin()):
-            self._decodes = self._launched(chunks)
-            if self._decodes is None:
-                outputs += self.complete(chunks, self._run(chunks))
-        if self._decodes is not None:
-            outputs += self._go_on(self._decodes)
+        if self._runs.under_way:
+            self._go_on()
+        elif chunks := self.begin():
+            self._runs.begin(chunks)
+        else:
+            return outputs
+        outputs += self.complete(*self._runs.take(self._outputs.ends))
+        self._left = self._clock()
         return outputs
 
-    def _launched(self, chunks: Sequence[Chunk]) -> DecodeRun | None:
-        """The steps that the chunks stand for, if several of them can run beside the host."""
-        if self._launch is None or chunks[0].steps == 1:
-            return None
-        steps = self._launch(chunks)
-        return DecodeRun(chunks, steps) if steps is not None else None
-
-    def _go_on(self, run: DecodeRun) -> list[RequestOutput]:
-        """Take the step that is launched, and account for it while the next is computed."""
-        if self.scheduler.waiting or len(self.scheduler.running) > run.size:
-            run.stop()  # who has come takes part from the next step on
-        with self._meanwhile():
-            chunks, sampled = run.take(self._outputs.ends)
-        self.transfers.stepped(self._runner.fence())
-        if not run.launched:
-            self._decodes = None
-        outputs = self.complete(chunks, sampled)
-        self.counters["steps"] += run.launched
-        self._begun = self._clock()
-        return outputs
-
-    def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        try:
-            with self._meanwhile():
-                return self._runner.run(chunks)
-        finally:  # a step that raised has launched kernels, too
-            self.transfers.stepped(self._runner.fence())
+    def _go_on(self) -> None:
+        """With the step that is under way. Who has come takes part from the next one on."""
+        scheduler = self.scheduler
+        if scheduler.waiting or scheduler.remote or len(scheduler.running) > len(self._runs):
+            self._runs.stop()
+        self.counters["steps"] += 1
+        self._begun += self._clock() - self._left  # what passed elsewhere is not the step's
 
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
@@ -218,6 +197,7 @@ class GenerateCore:
         seconds = self._clock() - self._begun
         self._meter.stepped(self._work, seconds)
         self._delay.computed(self._work, seconds)
+        self._begun += seconds  # of the step that may be under way
         self.stages.look()
         return gained
 
@@ -250,7 +230,6 @@ class GenerateCore:
 
     def fail_all(self, error: TriptychError) -> list[RequestOutput]:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
-        self._decodes = None
         self.abort(self._live.names())
         self.transfers.arrived.clear()
         self.transfers.offers.seal([])
@@ -258,7 +237,7 @@ class GenerateCore:
 
     def _gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:
         """What a choice puts out; tokens that are `adopted` were counted where they were made."""
-        keeps_room = self._decodes is not None and self._decodes.holds(sampled.request)
+        keeps_room = self._runs.holds(sampled.request)
         output = self._outputs.gained(sampled, adopted=adopted, keeps_room=keeps_room)
         if output.finish_reason is not None:
             self._finish(sampled.request)

@@ -28,7 +28,8 @@ class Limits:
     whole_media: bool = False
     # Prompt tokens of a step in which requests decode, 0 for no bound.
     max_prefill_beside_decode: int = 0
-    # Tokens that a choice may gain in one step while all decode and none waits.
+    # Tokens that a choice may gain in one step, or in steps in a row, while all decode and none
+    # waits.
     decode_steps: int = 1
     # Whether one with a LoRA adapter may gain several, too.
     adapted_decode_steps: bool = True

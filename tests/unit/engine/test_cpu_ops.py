@@ -142,7 +142,7 @@ def test_a_model_in_bfloat16_uses_them_and_gives_the_same_tokens(
 
 
 def _layers(worker: Any) -> int:
-    return int(worker.generate._runner._model.fused_layers)
+    return int(worker.generate._runs._runner._model.fused_layers)
 
 
 def test_other_types_and_machines_without_numba_keep_pytorch(

@@ -54,7 +54,7 @@ def _encode(worker: Engine, requests: list[EncodeRequest]) -> None:
 
 def runner_of(worker: Engine) -> Runner:
     assert worker.generate is not None
-    runner = worker.generate._runner
+    runner = worker.generate._runs._runner
     assert isinstance(runner, Runner)
     return runner
 

@@ -13,7 +13,8 @@ from transformers.image_processing_backends import PilBackend
 from connectors.base import EC_TENSOR
 from protocol.errors import InvalidRequest
 from protocol.generate import encode_item
-from services.engine.model.vision import VisionModel, picture_processor
+from services.engine.model.picture_processor import picture_processor
+from services.engine.model.vision import VisionModel
 from services.frontend.config import FrontendConfig
 from services.frontend.render import Frontend
 from tests.conftest import ModelDir

@@ -70,7 +70,7 @@ def test_requests_compile_nothing(
     use(monkeypatch, Rerun())
     worker = engine(path, num_blocks=600, block_size=16, max_model_len=8000)
     assert worker.generate is not None
-    runner = worker.generate._runner
+    runner = worker.generate._runs._runner
     assert isinstance(runner, Runner)
     runner._graphs = None
     backend = launches()

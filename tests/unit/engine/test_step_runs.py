@@ -8,7 +8,8 @@ import pytest
 
 from services.engine import parts
 from services.engine.engine import Engine
-from services.engine.scheduling.decode_run import DecodeRun
+from services.engine.model.decode_steps import DecodeSteps
+from services.engine.sampling.sampler import Sampler
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
 from tests.support.engines import engine, request_of, run
@@ -26,17 +27,17 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodeRun]]:
-    """Engines record decode steps; the runs that they make."""
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Engines record decode steps; the number of rows of each run that they make."""
     use(monkeypatch, Rerun())
-    made: list[DecodeRun] = []
-    init = DecodeRun.__init__
+    made: list[int] = []
+    init = DecodeSteps.__init__
 
-    def noted(self: DecodeRun, *args: Any) -> None:
+    def noted(self: DecodeSteps, *args: Any) -> None:
         init(self, *args)
-        made.append(self)
+        made.append(len(self._requests))
 
-    monkeypatch.setattr(DecodeRun, "__init__", noted)
+    monkeypatch.setattr(DecodeSteps, "__init__", noted)
     yield made
 
 
@@ -55,7 +56,7 @@ def test_the_tokens_are_those_of_single_steps(
     way: dict[str, Any],
     model_dir: ModelDir,
     monkeypatch: pytest.MonkeyPatch,
-    runs: list[DecodeRun],
+    runs: list[int],
 ) -> None:
     path = model_dir("qwen2_5_vl")
     tokens = served(path, 5, **way)
@@ -66,9 +67,7 @@ def test_the_tokens_are_those_of_single_steps(
     assert len(runs) == steps
 
 
-def test_who_comes_takes_part_from_the_next_step_on(
-    model_dir: ModelDir, runs: list[DecodeRun]
-) -> None:
+def test_who_comes_takes_part_from_the_next_step_on(model_dir: ModelDir, runs: list[int]) -> None:
     path = model_dir("qwen3")
     alone = served(path, 1, max_tokens=40, ignore_eos=True)
     worker = engine(path, **OPTIONS)
@@ -94,11 +93,11 @@ def test_who_comes_takes_part_from_the_next_step_on(
 
 def _under_way(worker: Engine) -> bool:
     assert worker.generate is not None
-    return worker.generate._decodes is not None
+    return worker.generate._runs.under_way
 
 
 def test_who_is_aborted_gains_nothing_more_and_leaves_the_others_alone(
-    model_dir: ModelDir, runs: list[DecodeRun]
+    model_dir: ModelDir, runs: list[int]
 ) -> None:
     path = model_dir("qwen3")
     sampling = {"max_tokens": 30, "ignore_eos": True}
@@ -137,3 +136,81 @@ def test_blocks_for_steps_that_are_not_made_are_given_back(model_dir: ModelDir) 
     assert len(held.blocks) * 4 < len(held.tokens) + 8
     worker.generate.abort(["r", "other"])
     assert worker.check_integrity() == []
+
+
+def test_a_deadline_that_passes_ends_its_request_alone(model_dir: ModelDir) -> None:
+    path = model_dir("qwen3")
+    now = [0.0]
+    worker = engine(path, clock=lambda: now[0], **OPTIONS)
+    for i in range(2):
+        request, _ = request_of(path, asking(f"{i}"), f"r{i}", max_tokens=20, ignore_eos=True)
+        request.deadline_s = 5.0 if i else None
+        worker.add(request)
+    told: Tokens = {}
+    reasons: dict[str, str | None] = {}
+    for step in range(40):
+        if step == 5:
+            assert _under_way(worker)
+            now[0] = 6.0
+        for output in worker.step()[0]:
+            told.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+            reasons[output.request_id] = output.finish_reason
+    assert reasons == {"r0": "length", "r1": "error"}
+    assert len(told["r0", 0]) == 20
+    assert worker.check_integrity() == []
+
+
+def test_choices_of_one_request_run_in_a_row_together(model_dir: ModelDir, runs: list[int]) -> None:
+    path = model_dir("qwen3")
+    sampling = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.8, "n": 3}
+    tokens = served(path, 1, **sampling)
+    assert {len(found) for found in tokens.values()} == {12}
+    assert 3 in runs
+
+
+def test_what_cannot_be_sampled_ends_alone(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_dir("qwen3")
+    expected = served(path, 3, max_tokens=20, ignore_eos=True)
+    sample = Sampler.sample
+
+    def failing(self: Sampler, logits: Any, requests: Any, ahead: Any = ()) -> Any:
+        if any(one.source.request_id == "r1" and one.num_output == 6 for one in requests):
+            raise RuntimeError("it cannot")
+        return sample(self, logits, requests, ahead)
+
+    monkeypatch.setattr(Sampler, "sample", failing)
+    worker = engine(path, **OPTIONS)
+    for i in range(3):
+        worker.add(
+            request_of(
+                path, asking(f"{i} {LONG}"), f"r{i}", max_tokens=20, ignore_eos=True, seed=i
+            )[0]
+        )
+    told: Tokens = {}
+    for _ in range(50):
+        for output in worker.step()[0]:
+            told.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+    assert {name: len(found) for (name, _), found in told.items()} == {"r0": 20, "r1": 6, "r2": 20}
+    assert told["r0", 0] == expected["r0", 0]
+    assert told["r2", 0] == expected["r2", 0]
+    assert worker.check_integrity() == []
+
+
+def test_time_between_the_steps_of_a_run_is_not_theirs(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a picture is encoded before the next is taken."""
+    path = model_dir("qwen3")
+    now = [0.0]
+    worker = engine(path, clock=lambda: now[0], **OPTIONS)
+    assert worker.generate is not None
+    seconds: list[float] = []
+    monkeypatch.setattr(worker.generate._meter, "stepped", lambda _, took: seconds.append(took))
+    worker.add(request_of(path, asking("Hello"), "r", max_tokens=30, ignore_eos=True)[0])
+    for _ in range(12):
+        worker.step()
+        now[0] += 0.25
+    assert _under_way(worker)
+    assert seconds == [0.0] * 12

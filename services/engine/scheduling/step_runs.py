@@ -1,0 +1,90 @@
+"""Steps one at a time or, where all decode and a device computes beside the host, several in a row:
+each is launched before the host accounts for the tokens of the one before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from connectors.kv.base import Fence
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.request import Request, Status
+from services.engine.scheduling.seams import Launch, LaunchedSteps, Sampled, StepRunner
+
+
+class StepRuns:
+    """Runs the chunks that a scheduler has made. `launch`: see there, None for one step at a time;
+    `launched` is called after a launch, with what passes once all of it is done; `meanwhile` is
+    entered while the model computes."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        launch: Launch | None,
+        launched: Callable[[Fence | None], None],
+        meanwhile: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._runner = runner
+        self._launch = launch
+        self._tell = launched
+        self._meanwhile = meanwhile
+        self._chunks: Sequence[Chunk] = ()
+        self._launched: LaunchedSteps | None = None  # with a step whose tokens are not known
+        self._left = 0  # steps to come after it, for which there are blocks
+        self._requests: set[int] = set()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step is launched that has not been taken."""
+        return self._launched is not None
+
+    def __len__(self) -> int:
+        """Chunks of the step that is under way, or was last."""
+        return len(self._chunks)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is in a step under way, and has blocks for those after it."""
+        return self.under_way and id(request) in self._requests
+
+    def begin(self, chunks: Sequence[Chunk]) -> None:
+        """Take chunks up. Those that stand for several steps are launched if they can be."""
+        self._chunks = chunks
+        if self._launch is None or chunks[0].steps == 1:
+            return
+        with self._computing():
+            self._launched = self._launch(chunks)
+        if self._launched is not None:
+            self._left = chunks[0].steps - 1
+            self._chunks = [replace(chunk, steps=1) for chunk in chunks]
+            self._requests = {id(chunk.request) for chunk in chunks}
+
+    def stop(self) -> None:
+        """No step follows the one under way."""
+        self._left = 0
+
+    def take(self, ends: Callable[[Sampled], bool]) -> tuple[Sequence[Chunk], list[Sampled]]:
+        """The chunks of a step, and what they gave; the next is under way then, unless there is
+        none left or a request has ended, or `ends` now."""
+        chunks = self._chunks
+        launched, self._launched = self._launched, None
+        with self._computing():
+            if launched is None:
+                return chunks, self._runner.run(chunks)
+            sampled = launched.take()
+            running = all(one.request.status is Status.RUNNING for one in sampled)
+            if self._left > 0 and running and not any(map(ends, sampled)):
+                launched.follow([one.token_ids[0] for one in sampled])
+                self._left -= 1
+                self._chunks = [replace(chunk, start=chunk.start + 1) for chunk in chunks]
+                self._launched = launched
+        return chunks, sampled
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        try:
+            with self._meanwhile():
+                yield
+        finally:  # a step that raised has launched kernels, too
+            self._tell(self._runner.fence())
