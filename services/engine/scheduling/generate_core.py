@@ -10,7 +10,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
 from services.engine.scheduling.choices import ChoiceOutputs, SiblingChoices, failure
-from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
+from services.engine.scheduling.chunks import Chunk, StepSizes
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
@@ -18,7 +18,7 @@ from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.request_times import RequestTimes, StageTimes, stages_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Launch, Meter, Sampled, StepRunner
-from services.engine.scheduling.step_runs import StepRuns
+from services.engine.scheduling.step_runs import StepRuns, StepTimes
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -39,15 +39,13 @@ class GenerateCore:
     ) -> None:  # fmt: skip
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
         without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
-        what the pool has no room for. `sizes` are told what a step does. `launch` begins steps that
-        a device computes beside the host."""
-        self._meter = meter
+        what the pool has no room for. `sizes` are told what a step does. `launch`: see there."""
         self.scheduler = scheduler
         self.transfers = transfers
         self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
         self._clock = clock
         self._delay = delay or DecodeDelay()
-        self._sizes = sizes
+        self._times = StepTimes(meter, self._delay, sizes, clock)
         self._runs = StepRuns(runner, launch, transfers.stepped, meanwhile)
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
@@ -56,8 +54,6 @@ class GenerateCore:
         self._choices = SiblingChoices(self._live, scheduler)
         self.progressed = False  # whether the last step ran anything; else all wait for something
         self._in_step: list[str] = []
-        self._begun = self._left = 0.0  # when a step began, and the engine went on to other work
-        self._work = Work()
         self.times = RequestTimes(clock)
         self._outputs = ChoiceOutputs(scheduler, config.eos_token_ids, self.times)
         self.counters = self._outputs.counters
@@ -143,7 +139,7 @@ class GenerateCore:
         else:
             return outputs
         outputs += self.complete(*self._runs.take(self._outputs.ends))
-        self._left = self._clock()
+        self._times.leave()
         return outputs
 
     def _go_on(self) -> None:
@@ -152,11 +148,11 @@ class GenerateCore:
         if scheduler.waiting or scheduler.remote or len(scheduler.running) > len(self._runs):
             self._runs.stop()
         self.counters["steps"] += 1
-        self._begun += self._clock() - self._left  # what passed elsewhere is not the step's
+        self._times.come_back()
 
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
-        self._begun = self._clock()
+        self._times.begin()
         chunks = self.scheduler.schedule(
             self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
         )
@@ -167,9 +163,7 @@ class GenerateCore:
         self.progressed = bool(chunks)
         if chunks:
             self.counters["steps"] += 1
-            self._work = work_of(chunks)
-            if self._sizes is not None:
-                self._sizes.does(amounts_of(chunks, self._work))
+            self._times.chosen(chunks)
         self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
 
@@ -194,10 +188,7 @@ class GenerateCore:
             if one.request.status is not Status.FINISHED
         ]
         self.transfers.offers.seal(gained)
-        seconds = self._clock() - self._begun
-        self._meter.stepped(self._work, seconds)
-        self._delay.computed(self._work, seconds)
-        self._begun += seconds  # of the step that may be under way
+        self._times.done()
         self.stages.look()
         return gained
 

@@ -1,5 +1,6 @@
-"""Steps one at a time or, where all decode and a device computes beside the host, several in a row:
-each is launched before the host accounts for the tokens of the one before."""
+"""Steps, and how long they take. They run one at a time or, where all decode and a device computes
+beside the host, several in a row: each is launched before the host accounts for the tokens of the
+one before."""
 
 from __future__ import annotations
 
@@ -9,9 +10,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from connectors.kv.base import Fence
-from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
+from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.request import Request, Status
-from services.engine.scheduling.seams import Launch, LaunchedSteps, Sampled, StepRunner
+from services.engine.scheduling.seams import (
+    Clock,
+    Launch,
+    LaunchedSteps,
+    Meter,
+    Sampled,
+    StepRunner,
+)
 
 
 class StepRuns:
@@ -88,3 +97,43 @@ class StepRuns:
                 yield
         finally:  # a step that raised has launched kernels, too
             self._tell(self._runner.fence())
+
+
+class StepTimes:
+    """Tells what a step does and how long it takes: `meter`, `delay` and, before it runs, `sizes`.
+    What passes between two steps of a run is neither's."""
+
+    def __init__(
+        self, meter: Meter, delay: DecodeDelay, sizes: StepSizes | None, clock: Clock
+    ) -> None:
+        self._meter = meter
+        self._delay = delay
+        self._sizes = sizes
+        self._clock = clock
+        self._begun = self._left = 0.0
+        self._work = Work()
+
+    def begin(self) -> None:
+        """A step begins, with the choice of its chunks."""
+        self._begun = self._clock()
+
+    def chosen(self, chunks: Sequence[Chunk]) -> None:
+        """Its chunks, before they run."""
+        self._work = work_of(chunks)
+        if self._sizes is not None:
+            self._sizes.does(amounts_of(chunks, self._work))
+
+    def done(self) -> None:
+        """It is accounted for. Another of its run may be under way from here on."""
+        seconds = self._clock() - self._begun
+        self._meter.stepped(self._work, seconds)
+        self._delay.computed(self._work, seconds)
+        self._begun += seconds
+
+    def leave(self) -> None:
+        """The engine goes on to other work."""
+        self._left = self._clock()
+
+    def come_back(self) -> None:
+        """To a step that is under way."""
+        self._begun += self._clock() - self._left

@@ -207,7 +207,9 @@ def test_time_between_the_steps_of_a_run_is_not_theirs(
     worker = engine(path, clock=lambda: now[0], **OPTIONS)
     assert worker.generate is not None
     seconds: list[float] = []
-    monkeypatch.setattr(worker.generate._meter, "stepped", lambda _, took: seconds.append(took))
+    monkeypatch.setattr(
+        worker.generate._times._meter, "stepped", lambda _, took: seconds.append(took)
+    )
     worker.add(request_of(path, asking("Hello"), "r", max_tokens=30, ignore_eos=True)[0])
     for _ in range(12):
         worker.step()
