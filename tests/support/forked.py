@@ -78,6 +78,21 @@ class Service(Forked):
         os.close(write_end)
 
 
+class EngineProcess(Forked):
+    """`python -m services.engine.process`; `stdin` is the worker's end of its pipe."""
+
+    def __init__(self) -> None:
+        read_end, write_end = os.pipe()
+        self.stdin = os.fdopen(write_end, "wb", buffering=0)
+        super().__init__(_engine, handed(read_end))
+        os.close(read_end)
+
+
+def _engine(stdin: Any) -> None:
+    """In the forked process: become the engine."""
+    _be_engine(stdin.detach())
+
+
 def _serve(output: Any, module: str, arguments: list[str], env: dict[str, str]) -> None:
     """In the forked process: become the service."""
     descriptor = output.detach()

@@ -14,6 +14,7 @@ from services.engine import messages
 from services.engine.config import EngineConfig
 from services.engine.messages import Event, Fatal, Query, Ready, Start, Statistics, decode_event
 from tests.conftest import ModelDir
+from tests.support.forked import EngineProcess
 from tests.support.raw_peers import RawConsumer
 from tests.support.tiny_models import STATEFUL_FAMILY
 
@@ -52,13 +53,9 @@ def test_an_engine_that_refuses_its_model_says_why_and_leaves_nothing(
     events = context.socket(zmq.PULL)
     events.bind(f"ipc://{tmp_path}/events")
     start = Start(f"ipc://{tmp_path}/commands", f"ipc://{tmp_path}/events", config)
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "services.engine.process"], stdin=subprocess.PIPE
-    )
+    engine = EngineProcess()
     try:
-        assert engine.stdin is not None
         engine.stdin.write(encode(start) + b"\n")
-        engine.stdin.flush()
         assert events.poll(round(BOUND_S * 1000))
         said = decode_event(events.recv())
         assert isinstance(said, Fatal) and "qwen3_next" in said.error.message, said
@@ -86,12 +83,8 @@ class Stalled:
         self._events.bind(f"ipc://{folder}/events")
         self._asked = self._answered = 0
         start = Start(f"ipc://{folder}/commands", f"ipc://{folder}/events", config)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.engine.process"], stdin=subprocess.PIPE
-        )
-        assert self.process.stdin is not None
+        self.process = EngineProcess()
         self.process.stdin.write(encode(start) + b"\n")
-        self.process.stdin.flush()
         ready = self.take()
         assert isinstance(ready, Ready)
         self.port: int = ready.kv_endpoint["remote_port"]
@@ -151,7 +144,6 @@ def test_an_engine_whose_worker_stalls_serves_its_peers_and_ends_with_it(
                 time.sleep(0.001)
         stalled.drain()
         stalled.fill()
-        assert stalled.process.stdin is not None
         stalled.process.stdin.close()
         assert stalled.process.wait(BOUND_S) == 0
     finally:
