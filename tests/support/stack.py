@@ -107,8 +107,11 @@ class Process:
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.terminate()
+        return self.status()
+
+    def status(self) -> int:
+        """Its exit status, once it has been told to stop."""
         try:
             return self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -155,8 +158,10 @@ class Stack:
         return namespace_dir(self.namespace)
 
     def stop(self) -> list[int]:
-        """Exit statuses, in the order of starting."""
-        return [process.stop() for process in self.processes]
+        """Exit statuses, in the order of starting; all stop at the same time."""
+        for process in self.processes:
+            process.terminate()
+        return [process.status() for process in self.processes]
 
 
 @contextlib.contextmanager
@@ -168,8 +173,10 @@ def running(model: Path, *, forked: bool = True) -> Iterator[Stack]:
         yield stack
     finally:
         for process in stack.processes:
+            process.terminate()
+        for process in stack.processes:
             with contextlib.suppress(AssertionError):
-                process.stop()
+                process.status()
         shutil.rmtree(stack.segments, ignore_errors=True)
 
 
