@@ -11,10 +11,11 @@ GIGA = 1 << 30
 @pytest.mark.parametrize(
     ("cores", "free", "number"),
     [
-        (2, 23 * GIGA, 2),
+        (2, 23 * GIGA, 3),
         (2, 4 * GIGA, 2),
         (2, 3 * GIGA, 1),
         (1, 23 * GIGA, 1),
+        (8, 64 * GIGA, 12),
         (8, 3 * MEMORY_OF_ONE, 3),
         (2, GIGA, 1),
     ],
