@@ -1,5 +1,7 @@
 """Products of few rows, by a kernel that reads a weight in oneDNN's order."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -13,6 +15,15 @@ MOST = 12
 pytestmark = pytest.mark.skipif(
     not (onednn_has_bfloat16() and few_rows._kernel()), reason="the processor lacks AVX512-BF16"
 )
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """For more, oneDNN gives a weight as small as here another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def weight_of(outputs: int, width: int) -> torch.Tensor:
