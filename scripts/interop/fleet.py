@@ -76,10 +76,10 @@ def compare(site: Site) -> None:
             _PROXY_ALONE: partial(processes.ours, workers),
             WITH_MASTER: partial(_as_launched, stack),
         }
-        curves = {
-            name: [_measured(contender, workers, drawing, rate) for rate in RATES]
-            for name, contender in contenders.items()
-        }
+        curves: dict[str, list[Measured]] = {name: [] for name in contenders}
+        for rate in RATES:  # by turns: a minute of other work meets all contenders
+            for name, contender in contenders.items():
+                curves[name].append(_measured(contender, workers, drawing, rate))
     print("\n".join(["", *table(curves), ""]), flush=True)
     _judge(site, curves)
 
