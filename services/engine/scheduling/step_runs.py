@@ -39,7 +39,7 @@ class StepRuns:
         self._launch = launch
         self._tell = launched
         self._meanwhile = meanwhile
-        self._chunks: Sequence[Chunk] = ()
+        self._chunks: Sequence[Chunk] = ()  # not kept once taken: requests own adapters
         self._launched: LaunchedSteps | None = None  # with a step whose tokens are not known
         self._left = 0  # steps to come after it, for which there are blocks
         self._requests: set[int] = set()
@@ -50,7 +50,7 @@ class StepRuns:
         return self._launched is not None
 
     def __len__(self) -> int:
-        """Chunks of the step that is under way, or was last."""
+        """Chunks of the step that is taken up or under way."""
         return len(self._chunks)
 
     def holds(self, request: Request) -> bool:
@@ -76,7 +76,7 @@ class StepRuns:
     def take(self, ends: Callable[[Sampled], bool]) -> tuple[Sequence[Chunk], list[Sampled]]:
         """The chunks of a step, and what they gave; the next is under way then, unless there is
         none left or a request has ended, or `ends` now."""
-        chunks = self._chunks
+        chunks, self._chunks = self._chunks, ()
         launched, self._launched = self._launched, None
         with self._computing():
             if launched is None:

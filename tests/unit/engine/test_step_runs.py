@@ -1,6 +1,8 @@
 """Decode steps in a row, each launched before the host accounts for the one before: the tokens of
 single steps, whoever comes, goes or ends meanwhile. With `Rerun` in the place of CUDA graphs."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,3 +218,20 @@ def test_time_between_the_steps_of_a_run_is_not_theirs(
         now[0] += 0.25
     assert _under_way(worker)
     assert seconds == [0.0] * 12
+
+
+@pytest.mark.parametrize("steps", [1, 16])
+def test_a_request_that_has_ended_is_not_kept(
+    steps: int, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its LoRA adapter, whose place another may want."""
+    monkeypatch.setattr(parts, "_DECODE_STEPS", steps)
+    path = model_dir("qwen3")
+    worker = engine(path, **OPTIONS)
+    assert worker.generate is not None
+    worker.add(request_of(path, asking("Hello"), "r", max_tokens=5, ignore_eos=True)[0])
+    request = weakref.ref(worker.generate._live.choices("r")[0])
+    outputs = [output for _ in range(12) for output in worker.step()[0]]
+    assert outputs[-1].finish_reason == "length"
+    gc.collect()
+    assert request() is None
