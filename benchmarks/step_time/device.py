@@ -130,12 +130,15 @@ class Steps:
         return times
 
     def _in_a_row(self, shape: Shape, number: int) -> list[float] | None:
-        """None where steps are not recorded."""
+        """None where steps are not recorded, or the context has not so many tokens."""
+        if shape.context <= number:
+            return None
         launched = self._runner.launch(self._chunks(shape, number))
         times: list[float] = []
         while launched is not None and len(times) < number:
             begun = time.perf_counter()
             sampled = launched.take()
+            assert not any(one.failure for one in sampled), "the step does not fit the memory"
             launched.follow([one.token_ids[0] for one in sampled])
             times.append((time.perf_counter() - begun) * 1e3)
         return times or None

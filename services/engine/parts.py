@@ -26,7 +26,7 @@ from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import encode_peak
 from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
-from services.engine.model.text_encoder import TextEncoder, encoder_config
+from services.engine.model.text_encoder import EncoderRunner, TextEncoder, encoder_config
 from services.engine.model.vision import VisionModel
 from services.engine.sampling.grammar import Grammars
 from services.engine.scheduling.block_manager import BlockManager
@@ -125,19 +125,13 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             opened.callback(store.close)
         drafter = drafter_of(config, draft, num_blocks, vocabulary)
         runner = runner_of(config, model, cache, embeddings, graphs, drafter)
-        core = GenerateCore(
-            msgspec.structs.replace(config, max_model_len=max_model_len),
+        core = _core(
+            replace(shared, config=msgspec.structs.replace(config, max_model_len=max_model_len)),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
             runner,
             _fetches(config, kv, scheduler, vocabulary),
-            shared.meter,
-            shared.clock,
-            shared.computing,
-            delay=shared.delay,
-            tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
-            sizes=shared.sizes,
-            launch=runner.launch if isinstance(runner, Runner) else None,
+            KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
         )
         opened.pop_all()
     if model.adapters is not None:
@@ -151,6 +145,30 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         model.takes_media,
         model.parameter_bytes + (draft.parameter_bytes if draft is not None else 0),
         model.adapters,
+    )
+
+
+def _core(
+    shared: Surroundings,
+    admission: ModelAdmission,
+    scheduler: Scheduler,
+    runner: Runner | EncoderRunner,
+    fetches: KVFetches,
+    tiers: KVTiers,
+) -> GenerateCore:
+    return GenerateCore(
+        shared.config,
+        admission,
+        scheduler,
+        runner,
+        fetches,
+        shared.meter,
+        shared.clock,
+        shared.computing,
+        delay=shared.delay,
+        tiers=tiers,
+        sizes=shared.sizes,
+        launch=runner.launch if isinstance(runner, Runner) else None,
     )
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def version() -> str:
-    """ "unknown" where the code runs from a folder and nothing was installed."""
+    """Of the installed package; 'unknown' where the code runs from a folder without one."""
     try:
         return importlib.metadata.version("triptych")
     except importlib.metadata.PackageNotFoundError:

@@ -138,8 +138,8 @@ class EngineOptions:
     fused_kernels: bool = option(
         True,
         "Compute norms, rotary positions with the KV cache's write, and SiLU gates by one kernel"
-        " each, in layers where this gives the model's own logits: of Triton on a GPU, of Numba on"
-        " a CPU in bfloat16.",
+        " each, in layers where this gives the model's own logits and on a GPU in vision towers"
+        " where it gives their own embeddings: of Triton on a GPU, of Numba on a CPU in bfloat16.",
     )
     embedding_cache_bytes: int = size(
         256 << 20, "Memory for the embeddings that requests of the engine use.", minimum=0

@@ -66,9 +66,9 @@ def clip(
 
 def sound(seconds: int = 1, shown: int = 0) -> bytes:
     """A file of a known container with silence in it, and so many black frames to see."""
-    file = BytesIO()
-    import av
+    import av  # not at the top, either
 
+    file = BytesIO()
     with av.open(file, "w", format="mp4") as container:
         seen: Any = container.add_stream("mpeg4", rate=1) if shown else None
         stream: Any = container.add_stream("aac", rate=8000)

@@ -39,8 +39,8 @@ class VisionOps(Protocol):
 
 
 def fuse(model: nn.Module, ops: VisionOps, embed: Callable[[], torch.Tensor]) -> int:
-    """Have the parts of `model` that suit use the kernels; how many do, 0 if `embed`, which runs
-    the tower over some pictures, then gives something else."""
+    """Have the parts of `model` that suit use the kernels; how many do, 0 if embeddings would
+    differ. `embed` runs the tower over some pictures, and gives [tokens, width]."""
     expected = embed()
     parts = {module: part for module in model.modules() if (part := _part(module, ops)) is not None}
     for module, part in parts.items():
@@ -63,9 +63,9 @@ def _difference(embed: Callable[[], torch.Tensor], expected: torch.Tensor) -> st
         found = float((embed() - expected).float().norm() / expected.float().norm())
     except RuntimeError as error:  # of PyTorch: a part that computes something else, after all
         return str(error)
-    return (
-        None if found <= _TOLERANCE[expected.dtype] else f"embeddings would differ by {found:.2g}"
-    )
+    if found <= _TOLERANCE[expected.dtype]:
+        return None
+    return f"embeddings would differ by {found:.2g}"
 
 
 def _part(module: nn.Module, ops: VisionOps) -> Callable[..., torch.Tensor] | None:
@@ -104,10 +104,8 @@ class _Gated:
         self._weight = torch.cat([weight for weight, _ in gates])
         biases = [bias for _, bias in gates if bias is not None]
         self._bias = torch.cat(biases) if biases else None
-        self._down, self._down_bias = (
-            F.pad(module.down_proj.weight.detach(), (0, added)),
-            module.down_proj.bias,
-        )
+        self._down = F.pad(module.down_proj.weight.detach(), (0, added))
+        self._down_bias = module.down_proj.bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] → the same"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -15,7 +16,7 @@ from connectors.base import EC_TENSOR
 from connectors.kv.base import Fence
 from protocol.errors import TriptychError
 from services.engine.attention.kv_cache import KVCache
-from services.engine.containment import contained
+from services.engine.containment import contained, told
 from services.engine.model.adapters import AdapterRows
 from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.decode_steps import DecodeSteps
@@ -37,6 +38,7 @@ from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Drafter, Sampled
 
+logger = logging.getLogger(__name__)
 IntArray = NDArray[Any]
 Media = list[tuple[IntArray, dict[str, torch.Tensor]]]
 
@@ -71,8 +73,8 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> DecodeSteps | None:
-        """A `services.engine.scheduling.seams.Launch`: of steps that are recorded, and of requests
-        without adapters."""
+        """A `services.engine.scheduling.seams.Launch`. None for steps that are not recorded, for
+        requests with an adapter, and where a launch fails: `run` contains what fails then."""
         if self._graphs is None or not isinstance(self._sampler, Sampler):
             return None
         tokens = StepTokens.of(chunks)
@@ -80,7 +82,14 @@ class Runner:
         if len(samplers) != len(chunks) or rows_by_adapter(chunks, tokens):
             return None
         arrays = self._arrays(chunks, tokens, rows, [])
-        return DecodeSteps.launched(self._graphs, self._sampler, samplers, arrays)
+        try:
+            logits = self._graphs.forward(arrays)
+        except Exception as error:
+            logger.warning("decode steps run one at a time: %s", told(error))
+            return None
+        if logits is None:
+            return None
+        return DecodeSteps(self._graphs, self._sampler, samplers, arrays, logits)
 
     def fence(self) -> Fence | None:
         """See `services.engine.scheduling.seams.StepRunner`."""

@@ -34,6 +34,11 @@ class _Shared:
         part: torch.Tensor = whole.split(self._sizes)[index]
         return part
 
+    def bias(self, index: int) -> torch.Tensor | None:
+        whole: Any = self._product._bias
+        part: torch.Tensor | None = None if whole is None else whole.split(self._sizes)[index]
+        return part
+
     def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
         # By identity, and the input is kept until all parts are out: no other tensor can be it.
         if x is not self._input or index not in self._parts:
@@ -66,6 +71,10 @@ class SharedLinear(nn.Module):
         """[out, in], for models whose own code reads it; `AttributeError` if it lies in another
         order."""
         return self._shared.weight(self._index)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._shared.bias(self._index)
 
     @property
     def in_features(self) -> int:

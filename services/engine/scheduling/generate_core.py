@@ -45,7 +45,7 @@ class GenerateCore:
         self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
         self._clock = clock
         self._delay = delay or DecodeDelay()
-        self._times = StepTimes(meter, self._delay, sizes, clock)
+        self._step_times = StepTimes(meter, self._delay, sizes, clock)
         self._runs = StepRuns(runner, launch, transfers.stepped, meanwhile)
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
@@ -139,7 +139,7 @@ class GenerateCore:
         else:
             return outputs
         outputs += self.complete(*self._runs.take(self._outputs.ends))
-        self._times.leave()
+        self._step_times.leave()
         return outputs
 
     def _go_on(self) -> None:
@@ -148,11 +148,11 @@ class GenerateCore:
         if scheduler.waiting or scheduler.remote or len(scheduler.running) > len(self._runs):
             self._runs.stop()
         self.counters["steps"] += 1
-        self._times.come_back()
+        self._step_times.come_back()
 
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
-        self._times.begin()
+        self._step_times.begin()
         chunks = self.scheduler.schedule(
             self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
         )
@@ -163,7 +163,7 @@ class GenerateCore:
         self.progressed = bool(chunks)
         if chunks:
             self.counters["steps"] += 1
-            self._times.chosen(chunks)
+            self._step_times.chosen(chunks)
         self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
 
@@ -188,7 +188,7 @@ class GenerateCore:
             if one.request.status is not Status.FINISHED
         ]
         self.transfers.offers.seal(gained)
-        self._times.done()
+        self._step_times.done()
         self.stages.look()
         return gained
 

@@ -25,19 +25,19 @@ from services.engine.scheduling.seams import (
 
 class StepRuns:
     """Runs the chunks that a scheduler has made. `launch`: see there, None for one step at a time;
-    `launched` is called after a launch, with what passes once all of it is done; `meanwhile` is
-    entered while the model computes."""
+    `stepped` is called after each launch, with what passes once the device has done it; `meanwhile`
+    is entered while the model computes."""
 
     def __init__(
         self,
         runner: StepRunner,
         launch: Launch | None,
-        launched: Callable[[Fence | None], None],
+        stepped: Callable[[Fence | None], None],
         meanwhile: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._runner = runner
         self._launch = launch
-        self._tell = launched
+        self._stepped = stepped
         self._meanwhile = meanwhile
         self._chunks: Sequence[Chunk] = ()  # not kept once taken: requests own adapters
         self._launched: LaunchedSteps | None = None  # with a step whose tokens are not known
@@ -96,7 +96,7 @@ class StepRuns:
             with self._meanwhile():
                 yield
         finally:  # a step that raised has launched kernels, too
-            self._tell(self._runner.fence())
+            self._stepped(self._runner.fence())
 
 
 class StepTimes:

@@ -174,9 +174,12 @@ def test_on_a_gpu_layers_of_one_input_are_merged_and_others_left() -> None:
     assert packing("plain", torch.bfloat16, "cuda:1") is None
     block = Block().requires_grad_(False)
     x = torch.randn(5, IN)
-    expected, weight = block(x), block.get_parameter("k.weight").clone()
+    expected = block(x)
+    weight, bias = (block.get_parameter(f"k.{name}").clone() for name in ("weight", "bias"))
     assert packed_block(block, MergedLinear) == 1
     torch.testing.assert_close(block(x), expected, atol=1e-5, rtol=1e-5)
     merged: Any = block.get_submodule("k")
     assert torch.equal(merged.weight, weight)
+    assert torch.equal(merged.bias, bias)
+    assert (merged.in_features, merged.out_features) == (IN, OUT["k"])
     assert type(block.get_submodule("o")) is nn.Linear

@@ -1,5 +1,5 @@
-"""Decode steps in a row, each launched before the host accounts for the one before: the tokens of
-single steps, whoever comes, goes or ends meanwhile. With `Rerun` in the place of CUDA graphs."""
+"""Decode steps that run in a row give the tokens of steps that run one at a time, also when
+requests arrive, end, fail or are aborted between them. `Rerun` stands in for CUDA graphs."""
 
 import gc
 import weakref
@@ -37,7 +37,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def noted(self: DecodeSteps, *args: Any) -> None:
         init(self, *args)
-        made.append(len(self._requests))
+        made.append(len(self.requests))
 
     monkeypatch.setattr(DecodeSteps, "__init__", noted)
     yield made
@@ -210,7 +210,7 @@ def test_time_between_the_steps_of_a_run_is_not_theirs(
     assert worker.generate is not None
     seconds: list[float] = []
     monkeypatch.setattr(
-        worker.generate._times._meter, "stepped", lambda _, took: seconds.append(took)
+        worker.generate._step_times._meter, "stepped", lambda _, took: seconds.append(took)
     )
     worker.add(request_of(path, asking("Hello"), "r", max_tokens=30, ignore_eos=True)[0])
     for _ in range(12):
