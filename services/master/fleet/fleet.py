@@ -160,15 +160,25 @@ class Fleet:
         self.predicted.expire(now_ms)
         self._share_rates()
 
+    def first_measured(self) -> None:
+        """A worker has measured itself for the first time: at the next look, others are thought to
+        be like it, and do not cost what flags say where it costs what is measured."""
+        self._expired_at = -math.inf
+
     def _share_rates(self) -> None:
-        """Among the workers of each kind that do not measure themselves what they compute."""
+        """Of the workers of each kind, with those that have not measured themselves what they
+        compute."""
         found: dict[str, list[tuple[Instance, RateLearner]]] = {}
+        told: dict[str, list[tuple[float, float]]] = {}
         for one in self.by_slot.values():
-            if one.learner is not None and not one.pool.tells(one.row):
+            measured = one.pool.told(one.row)
+            if measured is not None:
+                told.setdefault(one.pool.kind, []).append(measured)
+            elif one.learner is not None:
                 found.setdefault(one.pool.kind, []).append((one, one.learner))
-        for workers in found.values():
+        for kind, workers in found.items():
             idle = [not one.pool.cells.requests[one.row] for one, _ in workers]
-            changed = share([learns for _, learns in workers], idle)
+            changed = share([learns for _, learns in workers], idle, told.get(kind, ()))
             for (one, learns), new in zip(workers, changed, strict=True):
                 if new:
                     one.pool.learn(one.row, learns.rates())

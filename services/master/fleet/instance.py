@@ -61,6 +61,11 @@ class Instance:
         """It gets no new requests; those under way finish."""
         return self.drained or self.says_draining
 
+    @property
+    def measures_itself(self) -> bool:
+        """It has said how long what it computes takes there."""
+        return self.pool.told(self.row) is not None
+
     def update_penalty(self, now_ms: float) -> None:
         """No new work while it drains, its engine stalls or its breaker is open."""
         usable = not (self.draining or self.stalled) and self.open_until <= now_ms

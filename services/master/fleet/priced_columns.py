@@ -48,12 +48,15 @@ class PricedColumns(Columns):
         """What is known of a worker's speed, 0 where nothing is."""
         return merged(self._told[row], self._learnt[row])
 
-    def tells(self, row: int) -> bool:
-        """Whether a worker measures itself how long its encodes, or its prompts, take."""
-        told = self._told[row]
-        return bool(
-            told.encode_ms_per_token if self.kind == "encode" else told.prefill_ms_per_token
-        )
+    def told(self, row: int) -> tuple[float, float] | None:
+        """(ms, ms per token) of an encoder run, or else of a prompt, as the worker has measured it
+        itself; None if it has not."""
+        rates = self._told[row]
+        if self.kind == "encode":
+            base, each = rates.encode_base_ms, rates.encode_ms_per_token
+        else:
+            base, each = rates.prefill_base_ms, rates.prefill_ms_per_token
+        return (base, each) if each else None
 
     def _set_rates(self, row: int) -> None:
         config, rates = self._config, self.rates(row)

@@ -144,7 +144,10 @@ class Registry:
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
         instance.lease_until = now_ms + lease_s * 1e3
+        measured = instance.measures_itself
         instance.pool.report(instance.row, load, now_ms)
+        if not measured and instance.measures_itself:
+            self.fleets[instance.info.model].first_measured()
         return LeaseAnswer(True, lease_s, instance.draining, instance.resumed, instance.info.stage)
 
     def touch(self, instance_id: str, now_ms: float, lease_s: float) -> bool:

@@ -18,30 +18,35 @@ _KEPT = 0.9  # of it with each further look
 _ASKED = 16  # workers whose rates tell what is typical: of thousands, all would take long
 
 
-def share(learners: Sequence[RateLearner], idle: Sequence[bool]) -> list[bool]:
-    """A look at the workers of one kind, once a second: what is known of each, and whether it has
-    no requests. Returns for each whether its rates are others from now on."""
-    computing = _share([one.computing.fit for one in learners], idle)
-    steps = _share([one.steps for one in learners], idle)
+def share(
+    learners: Sequence[RateLearner], idle: Sequence[bool], told: Sequence[tuple[float, float]] = ()
+) -> list[bool]:
+    """A look at the workers of one kind, once a second: what is known of each that does not measure
+    itself, and whether it has no requests. `told`: (ms, ms per token) of computing by those that
+    do. Returns for each learner whether its rates are others from now on."""
+    computing = _share([one.computing.fit for one in learners], idle, told)
+    steps = _share([one.steps for one in learners], idle, ())
     return [a or b for a, b in zip(computing, steps, strict=True)]
 
 
-def _share(fits: Sequence[LineFit], idle: Sequence[bool]) -> list[bool]:
+def _share(
+    fits: Sequence[LineFit], idle: Sequence[bool], told: Sequence[tuple[float, float]]
+) -> list[bool]:
     for fit, rests in zip(fits, idle, strict=True):
         fit.look(idle=rests)
     known = [fit for fit in fits if fit.weight >= _ENOUGH and fit.silent < _PATIENCE]
-    if not known or len(known) == len(fits):
+    if len(known) == len(fits) or not (known or told):
         return [False] * len(fits)
-    asked = sorted(known[:: -(-len(known) // _ASKED)], key=_typical_ms)
-    base, slope = asked[len(asked) // 2].solve()
+    lines = [*told[:: _every(told)], *(fit.solve() for fit in known[:: _every(known)])]
+    lines.sort(key=lambda line: line[0] + line[1] * fits[0].typical)
+    base, slope = lines[len(lines) // 2]
     return [_learn(fit, base, slope) for fit in fits]
+
+
+def _every(workers: Sequence[object]) -> int:
+    return max(1, -(-len(workers) // _ASKED))
 
 
 def _learn(fit: LineFit, base: float, slope: float) -> bool:
     forgotten = fit.silent > _PATIENCE and fit.forget(_KEPT)
     return (fit.weight < _ENOUGH and fit.expect(base, slope)) or forgotten
-
-
-def _typical_ms(fit: LineFit) -> float:
-    base, slope = fit.solve()
-    return base + slope * fit.typical

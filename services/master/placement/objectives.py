@@ -58,8 +58,8 @@ def check_objective(
     if not request.ttft_slo_s:
         return
     objective_ms, ttft_ms = request.ttft_slo_s * 1e3, _foreseen_ttft_ms(prefill, decode)
-    told = prefill.costs.pool.tells(prefill.row)
-    margin = _TTFT_MARGIN if told else _LEARNT_MARGIN
+    learnt = prefill.costs.pool.told(prefill.row) is None
+    margin = _LEARNT_MARGIN if learnt else _TTFT_MARGIN
     if ttft_ms > margin * objective_ms and not _has_spare_workers(fleet):
         raise too_late(ttft_ms, objective_ms)
 

@@ -2,16 +2,28 @@
 
 import heapq
 
+import msgspec
 import pytest
 
+from protocol.kv_events import BlockStored
 from protocol.placement import Finished, ScheduleRequest
-from protocol.registry import InstanceInfo
+from protocol.registry import Heartbeat, InstanceInfo, Load, Rates
 from services.master.config import MasterConfig
 from services.master.fleet.learned_rates import RateLearner, learner
 from services.master.fleet.shared_rates import share
 from services.master.master import Master
 from services.master.placement.refusals import TooLate
-from tests.support.master_fleets import picture, place
+from tests.support.master_fleets import (
+    LOAD,
+    PROMPT,
+    add,
+    asking,
+    hear,
+    master,
+    picture,
+    place,
+    prefill_of,
+)
 
 TOKEN_MS = 0.25
 
@@ -132,3 +144,25 @@ def test_an_encoder_whose_first_pictures_took_long_gets_its_part() -> None:
         heapq.heappush(ends, (free[at], free[at] - now, name))
     assert refused < 50, refused
     assert min(chosen[name] for name in ("e0", "e1", "e2")) > 250, chosen
+
+
+@pytest.mark.parametrize("kind", ["prefill", "pdfusion"])
+def test_what_is_cached_is_used_though_only_its_owner_has_measured_itself(kind: str) -> None:
+    """On a slow machine it is far slower than the flags say, but so are the others."""
+    made = master("decode")
+    for name in ("p0", "p1", "p2"):
+        add(made, name, kind, load=Load(free_blocks=1000, total_blocks=1000))
+    made.expire(0.1)
+    measured = msgspec.structs.replace(LOAD, rates=Rates(prefill_ms_per_token=50.0))
+    made.heartbeat(Heartbeat("p1", load=measured), 0.2)
+    hear(made, "p1", BlockStored(list(PROMPT), None, [], 16))
+    made.expire(0.3)
+    assert prefill_of(place(made, asking("r", prompt_tokens=176), 0.3)) == "p1"
+
+
+def test_of_workers_that_measure_themselves_the_middle_one_counts() -> None:
+    fleet = Fleet(2)
+    lines: list[tuple[float, float]] = [(0.0, 9.0), (100.0, 0.3), (0.0, 0.1)]
+    assert share(fleet.learners, [True, True], lines) == [True, True]
+    assert fleet.takes_ms(0) == pytest.approx(400.0, rel=0.01)
+    assert share(fleet.learners, [True, True], lines) == [False, False], "no news"
