@@ -165,6 +165,9 @@ class RelayStages:
                 request.handed = None
                 if begin is not None:
                     first_s = call.so_far_s if plan else 0.0
+                    if plan is not None and plan.prefill is None:
+                        # A worker that does both says nothing of its prompts but by their tokens.
+                        self._planner.stage_over(request.placed_as, "prefill", first_s)
                     await self._forward(request, exchange, answer, begin)
                 else:
                     self._whole(request, answer)

@@ -40,7 +40,7 @@ def test_requests_leave_a_step_that_hangs_and_come_back(
     describe(tmp_path, "hanging", groups)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("HANGS", str(tmp_path / "hangs"))
-    with running(model_dir("qwen3"), forked=False) as stack:
+    with running(model_dir("qwen3")) as stack:
         ill = stack.start("services.decode", "--scheduling-policy", "hanging")
         well = stack.start("services.decode")
         for worker in (ill, well):

@@ -25,7 +25,7 @@ def test_a_family_and_a_transport_of_a_package(
         asking("Which?", picture(2, 160, 100), "or", picture(1), "?"),
         asking("Hello"),
     ]
-    with running(model_dir(PLUGIN_FAMILY), forked=False) as stack:
+    with running(model_dir(PLUGIN_FAMILY)) as stack:
         flags = ("--ec-transfer-config", "logged_shm", "--log-level", "info")
         encoder = stack.start("services.encoder", *flags)
         decode = stack.start("services.decode", *flags, "--scheduling-policy", "shortest_first")

@@ -1,9 +1,7 @@
 """Workers that speak vLLM's protocol, a master that probes them, and a proxy that asks it."""
 
-import json
 import signal
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support import waiting
-from tests.support.clients import body_of
+from tests.support.clients import body_of, streamed
 from tests.support.conversations import asking, picture
 from tests.support.masters import instances
 from tests.support.stack import Process, Stack, call, metric, running
@@ -83,6 +81,13 @@ def asked(proxy: Process, number: int, text: str, **more: Any) -> dict[str, Any]
     return found
 
 
+def learnt(master: Process, model: str) -> bool:
+    """Whether the master knows the speed of the one worker of a model."""
+    views = call(f"{master.url}/workers")[1]["workers"]
+    (rates,) = (view["rates"] for view in views if view["info"]["model"] == model)
+    return bool(rates.get("prefill_ms_per_token") and rates.get("decode_base_ms"))
+
+
 @pytest.mark.parametrize("kind", ["without", "with"])
 def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) -> None:
     """A picture is encoded at most once at each encoder; a prompt that begins
@@ -144,14 +149,8 @@ def test_a_relayed_request_overtakes_the_others_no_more_than_a_rendered_one(
 def test_streams_are_placed_too(site: Site) -> None:
     proxy = site.proxies["without"]
     before = metric(proxy, 'proxy:placements_total{by="master"}')
-    body = {**body_of(asking(picture(1), "Hello?")), "model": "tiny", "stream": True}
-    request = urllib.request.Request(
-        f"{proxy.url}/v1/chat/completions",
-        json.dumps({**body, "max_tokens": 5}).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=20) as response:
-        events = [e for e in response.read().decode().split("\n\n") if e]
+    body = {**body_of(asking(picture(1), "Hello?")), "model": "tiny", "max_tokens": 5}
+    events = streamed(proxy, "/v1/chat/completions", body)
     assert events[-1] == "data: [DONE]" and len(events) > 5
     assert metric(proxy, 'proxy:placements_total{by="master"}') == before + 1
     until(lambda: metric(site.master, "master:requests_in_flight") == 0)
@@ -211,7 +210,8 @@ def test_requests_go_on_without_the_master_and_with_it_again(site: Site) -> None
 
 
 def test_one_proxy_serves_the_models_that_a_master_knows(model_dir: ModelDir) -> None:
-    """Each by its workers, also by the proxy's last view once the master has gone."""
+    """Each by its workers, also by the proxy's last view once the master has gone. Meanwhile the
+    master learns how long prompts take where decode workers compute them."""
     with running(model_dir("qwen3")) as stack:
         flags = ("--admin-api-key", "secret", "--probe-interval", "0.1")
         master = stack.start_plain("services.master", *flags)
@@ -227,6 +227,9 @@ def test_one_proxy_serves_the_models_that_a_master_knows(model_dir: ModelDir) ->
         until(lambda: call(f"{proxy.url}/v1/models/tiny")[0] == 200)
         listed = call(f"{proxy.url}/v1/models")[1]["data"]
         assert sorted(card["id"] for card in listed) == ["other", "tiny"]
+        for _ in range(20):
+            streamed(proxy, "/v1/completions", {"model": "tiny", "prompt": LONG, "max_tokens": 5})
+        until(lambda: learnt(master, "tiny"))
         for gone in (False, True):
             if gone:
                 master.process.kill()

@@ -1,6 +1,8 @@
 """Conversations of `tests.support.conversations` as OpenAI requests, and their token ids back."""
 
 import base64
+import json
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,3 +76,14 @@ def tokens_of_models(server: Process, asked: Asked, count: int) -> list[list[int
 
     with ThreadPoolExecutor(len(asked)) as pool:
         return list(pool.map(one, *zip(*asked, strict=True)))
+
+
+def streamed(server: Process, path: str, body: dict[str, Any]) -> list[str]:
+    """The events of an answer, `data: ` included."""
+    request = urllib.request.Request(
+        server.url + path,
+        json.dumps({**body, "stream": True}).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return [event for event in response.read().decode().split("\n\n") if event]

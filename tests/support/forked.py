@@ -101,6 +101,8 @@ def _serve(output: Any, module: str, arguments: list[str], env: dict[str, str]) 
     os.close(descriptor)
     os.environ.clear()
     os.environ.update(env)
+    # An interpreter reads PYTHONPATH when it starts, which this one did before.
+    sys.path[1:1] = [one for one in env.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.argv = [module, *arguments]
     if module in _WITH_ENGINE:
         asyncio.create_subprocess_exec = _Engine().given  # type: ignore[assignment]

@@ -18,6 +18,7 @@ from services.master.master import Master
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.03
 ENCODE_S, PREFILL_TOKEN_S = 0.04, 1e-4
 STEP_S, STEP_REQUEST_S = 0.010, 0.0005
+CHUNK = 100  # tokens of prompts in a step of a worker that decodes too
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Request:
     first: float = 0.0
     done: float = 0.0
     tokens_out: int = 0
+    computed: int = 0  # tokens of its prompt, where it decodes
     refused: str = ""
 
     @property
@@ -42,14 +44,17 @@ class Request:
 
 @dataclass
 class Decoder:
-    """Every step gives each of its requests a token; more of them make it longer."""
+    """Every step gives each of its requests a token; more of them make it longer, and so does a
+    piece of a prompt, which has its first token in the step that ends it."""
 
     active: list[Request] = field(default_factory=list)
+    prompts: list[Request] = field(default_factory=list)
     stepping: bool = False
 
 
 class VirtualFleet:
-    """Encode, prefill, decode one after the other, as a relay drives them."""
+    """Encode, prefill, decode one after the other, as a relay drives them; without workers for
+    prefill those for decode do both."""
 
     def __init__(self, encode: int, prefill: int, decode: int, **config: Any) -> None:
         settings = {"seed": 1, "lease": 1e9, "request_ttl": 1e6, **config}
@@ -60,10 +65,11 @@ class VirtualFleet:
         self._order = itertools.count()
         self._free: dict[str, float] = {}
         self._decoders: dict[str, Decoder] = {}
-        roles: dict[InstanceRole, int] = {"encode": encode, "prefill": prefill, "decode": decode}
+        last: InstanceRole = "decode" if prefill else "prefill_decode"
+        roles: dict[InstanceRole, int] = {"encode": encode, "prefill": prefill, last: decode}
         for role, count in roles.items():
             for number in range(count):
-                name = f"{role[0]}{number}"
+                name = f"{role}{number}"
                 info = InstanceInfo(name, role, f"http://{name}:1", "m", dialect="openai")
                 self.master.register(info, 0.0)
                 self._free[name] = 0.0
@@ -131,7 +137,13 @@ class VirtualFleet:
     def _encoded(self, request: Request) -> None:
         elapsed = self.now - self._asked
         self._tell(Finished(request.name, "encode", [request.name], elapsed_s=elapsed))
-        assert request.placement is not None and request.placement.prefill is not None
+        assert request.placement is not None
+        if request.placement.prefill is None:
+            request.asked = self.now
+            decoder = self._decoders[request.placement.decode.instance_id]
+            decoder.prompts.append(request)
+            self._wake(decoder)
+            return
         at = request.placement.prefill.instance_id
         self._serve(at, PREFILL_TOKEN_S * request.tokens, lambda: self._prefilled(request))
 
@@ -141,18 +153,31 @@ class VirtualFleet:
         decoder = self._decoders[request.placement.decode.instance_id]
         request.asked = self.now
         decoder.active.append(request)
+        self._wake(decoder)
+
+    def _wake(self, decoder: Decoder) -> None:
         if not decoder.stepping:
             self._step(decoder)
 
     def _step(self, decoder: Decoder) -> None:
-        decoder.stepping = bool(decoder.active)
-        if decoder.active:
-            batch = list(decoder.active)
-            seconds = STEP_S + STEP_REQUEST_S * len(batch)
+        decoder.stepping = bool(decoder.active or decoder.prompts)
+        if decoder.stepping:
+            batch, left = list(decoder.active), CHUNK
+            while decoder.prompts and left:
+                request = decoder.prompts[0]
+                tokens = min(left, request.tokens - request.computed)
+                request.computed, left = request.computed + tokens, left - tokens
+                if request.computed == request.tokens:
+                    batch.append(decoder.prompts.pop(0))
+            computing_s = PREFILL_TOKEN_S * (CHUNK - left)
+            seconds = STEP_S + STEP_REQUEST_S * len(batch) + computing_s
             self.after(seconds, lambda: self._stepped(decoder, batch))
 
     def _stepped(self, decoder: Decoder, batch: list[Request]) -> None:
         for request in batch:
+            if request.computed and not request.tokens_out:
+                decoder.active.append(request)
+                self._tell(Finished(request.name, "prefill", elapsed_s=self.now - request.asked))
             request.tokens_out += 1
             request.first = request.first or self.now
             if request.tokens_out == request.output:

@@ -36,6 +36,7 @@ class Charge:
     encode_ms: float = 0.0  # of a prefill's work, what encoding its media there takes
     awaits: int = 0  # stages of the request that have to end elsewhere before this can begin
     haste: float = 0.0  # decode steps per ms that its objective asks for, 0 for no objective
+    computed: bool = False  # its encoding or prefill is done, and it goes on to decode there
 
     @property
     def live(self) -> bool:
@@ -98,9 +99,10 @@ class Pool(WorkerRows):
         unseen = [c for c in kept if not c.shown]
         work, others = self._reported(row, load, [c for c in kept if c.shown and c.work_ms])
         self.others_until[row] = now_ms + others
-        self.busy_until[row] = now_ms + work + sum(c.work_ms for c in unseen)
+        waiting = [c for c in unseen if not c.computed]
+        self.busy_until[row] = now_ms + work + sum(c.work_ms for c in waiting)
         self.requests[row] = max(here, len(kept))
-        self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in unseen)
+        self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in waiting)
         self.context_tokens[row] = load.context_tokens + sum(c.context for c in unseen)
         self.total_blocks[row] = load.total_blocks
         self.least_free[row] = self._least_free(load.total_blocks)
@@ -150,7 +152,7 @@ class Pool(WorkerRows):
         reported += load.queued * float(self.base_ms[row])
         here = load.queued + load.running
         others = reported * max(0, here - len(seen)) / here if here else 0.0
-        return min(reported, others + sum(c.work_ms for c in seen)), others
+        return min(reported, others + sum(c.work_ms for c in seen if not c.computed)), others
 
     def awaiting(self) -> tuple[Floats, Floats, Floats]:
         """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
@@ -204,7 +206,8 @@ class Pool(WorkerRows):
         if lapsed and charge.shown:
             return
         cells.requests[row] = max(0.0, cells.requests[row] - 1.0)
-        cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - charge.tokens)
+        if not charge.computed:
+            cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - charge.tokens)
         cells.context_tokens[row] = max(0.0, cells.context_tokens[row] - charge.context)
         cells.free_blocks[row] += charge.blocks
         self._derive(row)
@@ -214,5 +217,25 @@ class Pool(WorkerRows):
         elif not done:
             cells.busy_until[row] = max(now_ms, cells.busy_until[row] - charge.work_ms)
         elif self.kind in ("encode", "prefill"):
-            left = sum(c.work_ms for c in self._open[row])
-            cells.busy_until[row] = max(now_ms, float(self.others_until[row])) + left
+            cells.busy_until[row] = self._busy_with_rest(row, now_ms)
+
+    def prompt_computed(self, charge: Charge, now_ms: float) -> None:
+        """The prompt of a request has been computed, which goes on to decode there. So have been
+        those that were placed there before it, as nobody may tell: engines take prompts in their
+        order, but for those that wait for embeddings."""
+        if not charge.live or charge.computed:
+            return
+        row, cells = charge.row, self.cells
+        for one in self._open[row]:
+            if one.live and not one.computed and (one is charge or one.awaits <= 0):
+                one.computed = True
+                cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - one.tokens)
+            if one is charge:
+                break
+        cells.busy_until[row] = self._busy_with_rest(row, now_ms)
+
+    def _busy_with_rest(self, row: int, now_ms: float) -> float:
+        """Until when, if all that was placed there and has not been computed takes as long as it
+        was charged for."""
+        left = sum(c.work_ms for c in self._open[row] if not c.computed)
+        return max(now_ms, float(self.others_until[row])) + left

@@ -57,6 +57,8 @@ class Ledger:
             for mm_hash in report.mm_hashes or list(held.encodes):
                 _end_encode(held, mm_hash, now_ms, ok=report.done)
         elif report.stage == "prefill":
+            if report.done and held.decode is not None and held.computes is held.decode:
+                held.decode.pool.prompt_computed(held.decode, now_ms)
             _end_prefill(held, now_ms, done=report.done)
             if report.done:
                 decode_begins(held, now_ms)

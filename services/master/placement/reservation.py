@@ -43,3 +43,10 @@ class Reservation:
     # Requests times ms that the worker's decodes had added up to by then; the difference at the
     # end, over the time, is how many decoded beside it
     decoding_area: float = 0.0
+
+    @property
+    def computes(self) -> Charge | None:
+        """The charge of the worker that computes its prompt; None where nothing is left of that."""
+        if self.prefill is None and self.decode is not None and self.decode.tokens:
+            return self.decode
+        return self.prefill

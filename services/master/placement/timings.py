@@ -25,8 +25,8 @@ def learn(held: Reservation, report: Finished, now_ms: float) -> None:
         _computed(held.fleet, charges, elapsed_ms, now_ms)
         for name in report.mm_hashes:
             _judge(held, name, elapsed_ms, now_ms)
-    elif report.stage == "prefill" and held.prefill is not None:
-        _computed(held.fleet, [held.prefill], elapsed_ms, now_ms)
+    elif report.stage == "prefill" and (charge := held.computes) is not None:
+        _computed(held.fleet, [charge], elapsed_ms, now_ms)
     elif report.stage == "request":
         _decoded(held, report, now_ms)
 

@@ -14,8 +14,12 @@ from tests.support.master_fleets import asking, master, picture, place
 from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
 
 SECONDS = 40.0
-# Requests a second that two prefill workers, or one decode worker, can do.
-CASES = [pytest.param(2, 3, 60, 13.0, id="prefill"), pytest.param(4, 1, 200, 6.0, id="decode")]
+# Requests a second that two prefill workers, or one decode worker, or two that do both, can do.
+CASES = [
+    pytest.param(2, 3, 60, 13.0, id="prefill"),
+    pytest.param(4, 1, 200, 6.0, id="decode"),
+    pytest.param(0, 2, 20, 5.6, id="both"),
+]
 
 
 def offered(prefill: int, decode: int, rate: float, output: int, **config: object) -> VirtualFleet:
