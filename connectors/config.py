@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 from protocol.plugins import Group, plugin_names
 
 TRANSPORTS: Group = "transports"
+# Names of our own and of vLLM, whose ECCPUConnector moves embeddings over NIXL.
 _EC_NAMES: dict[str, str] = {
     "local": "local",
     "shm": "shm",
@@ -203,6 +204,7 @@ _T = TypeVar("_T")
 
 
 def _convert(flag: str, values: dict[str, Any], kind: type[_T]) -> _T:
+    # vLLM's JSON has whole numbers such as 1e9, which JSON makes floats.
     whole = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in values.items()

@@ -37,6 +37,8 @@ class Connectors:
         self._curve = curve
         self._ec = ec
         self._kv = kv
+        # The wrapper stages only what its transport does not take. With buffer_device cuda there is
+        # none: a transport that cannot hand over a GPU's memory refuses it at the start.
         on_device = torch.device(device).type != "cpu"
         self._all_staged = kv.staged or (on_device and kv.buffer_device == "cpu")
         self._staged = self._all_staged or (on_device and kv.buffer_device == "")
@@ -103,6 +105,7 @@ class Connectors:
 
     def arm(self) -> bool:
         """To be called before waiting for `sockets`; False if there is something to do now."""
+        # Those behind one that has something to do stay unarmed: the engine does not wait then.
         return all(node.transport.arm() for node in self._nodes.values())
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ class _Files:
     reclaimable: str
 
 
+# Usage includes the groups below; of version 1's figures only those called total_ do so, too.
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
@@ -56,6 +57,7 @@ def _groups(membership: Path, cgroups: Path) -> Iterator[int]:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
+        # A line of version 1 names its controllers, that of version 2 names none.
         if "memory" in controllers.split(","):
             yield from _chain(cgroups / "memory", group, _V1)
         elif not controllers:

@@ -33,6 +33,7 @@ class LeaseTable(Generic[Key]):
         self.expired = 0
         self._clock = clock
         self._leases: dict[Key, Lease] = {}
+        # From 1, as 0 in a handle stands for any; below 2**63, as handles carry them as int64.
         self._generations = itertools.count(1 + secrets.randbits(62))
 
     def __len__(self) -> int:
@@ -55,6 +56,7 @@ class LeaseTable(Generic[Key]):
 
     def renew(self, key: Key) -> bool:
         """Put the deadline off to a whole lease from here; False if there is no such lease."""
+        # One that has lapsed since the last `expire` is renewed: what it protects is still held.
         lease = self._leases.get(key)
         if lease is None:
             return False

@@ -46,6 +46,8 @@ class Node:
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
         self._began = 0.0
+        # Its thread sleeps instead of waiting for the socket, which outside its turns is the engine
+        # thread's.
         self._speaker = BackgroundPoller(self._say_computing, lambda: time.sleep(_LOOK_S))
 
     def share(self, region: str, compatibility: str) -> None:
@@ -101,6 +103,7 @@ class Node:
 
     def close(self) -> None:
         """End every connection and release the transport; idempotent."""
+        # First, as its thread uses the server's socket.
         self._speaker.close()
         self.server.close()
         self.client.close()

@@ -57,6 +57,8 @@ def create_locked(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A sweep may have removed the name between `open` and `flock`: the lock is on a file
+            # then that no other process finds.
             if os.fstat(descriptor).st_nlink:
                 return descriptor
         os.close(descriptor)
@@ -70,6 +72,8 @@ def locked(path: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared: two that look at a dead owner's file must not take each other for its owner. It
+        # is removed under the lock, so that a new owner of the name notices (`create_locked`).
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
     except BlockingIOError:
@@ -96,6 +100,7 @@ class Owner:
         self.name = uuid.uuid4().hex
         self._root = root
         self._path = root / f"{LIVE}{self.name}"
+        # Locked before this one writes, or removes what dead ones left: others see that it lives.
         self._file: int | None = create_locked(self._path)
         sweep(root, f"{LIVE}*")
         for path in root.glob(".*.*.tmp"):

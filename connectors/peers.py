@@ -36,6 +36,7 @@ class Greeter:
     def _hello(self, message: Hello, consumer: Sender) -> None:
         ours = self._identity.serves.get(message.region)
         wanted = (message.transport, message.compatibility)
+        # Of a region that is not served `ours` is None, which no consumer's words equal.
         if wanted == (self._transport.name, ours):
             description = self._transport.describe(message.region)
             self._server.introduce(consumer, message.region)
@@ -169,6 +170,7 @@ class Peers:
     def _welcome(self, address: Address, message: Welcome) -> None:
         handshake = self._find(address, message.query)
         if handshake is None:
+            # Its answer came after it was given up.
             return
         try:
             handshake.connecting = self._transport.connect(

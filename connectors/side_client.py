@@ -74,6 +74,7 @@ class SideClient:
             return self._refusals.add("none of ours", f"{peer[0]}:{peer[1]}: {error}")
         if isinstance(message, Alive):
             connection.step_s = message.step_s
+            # `Alive` with 0, after a step, leaves the time: timeouts count from there.
             if message.step_s:
                 connection.computing = connection.heard
         handler = self._handlers.get(type(message))

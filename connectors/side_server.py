@@ -59,6 +59,7 @@ class SideServer:
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
         self._put_off: deque[list[bytes]] = deque()
+        # Nothing lingers: consumers see the connection end, whatever was still to be said.
         self._socket: zmq.Socket[bytes] = open_socket(zmq.ROUTER, linger_ms=0)
         if curve is not None:
             curve.serve(self._socket)
@@ -90,6 +91,8 @@ class SideServer:
 
     def introduce(self, consumer: Sender, region: str) -> None:
         """A consumer has proved to be a fitting peer for a region."""
+        # A ROUTER gives each connection an identity of its own: a consumer that connects again
+        # is a stranger until its next Hello.
         self._introduced.setdefault(consumer.identity, set()).add(region)
         self._introduced.move_to_end(consumer.identity)
         if len(self._introduced) > _MAX_INTRODUCED:
@@ -102,6 +105,7 @@ class SideServer:
         return not region or region in regions
 
     def poll(self) -> None:
+        # First what came during the step: a consumer is served in the order in which it spoke.
         while self._put_off:
             identity, *frames = self._put_off.popleft()
             self._serve(identity, frames)
@@ -111,8 +115,11 @@ class SideServer:
     def say_computing(self, step_s: float) -> None:
         """Instead of `poll`, while a step computes for so long already: nothing is done for peers,
         but those that ask hear why. What they have said is served by the next `poll`."""
+        # All of it is taken, as a heartbeat may stand behind other messages; to a bound, as a step
+        # may be long and `poll` comes after it.
         for frames in receive(self._socket, HIGH_WATER - len(self._put_off)):
             self._put_off.append(frames)
+            # What makes no sense is left to `poll`, which counts it: here it would count twice.
             with contextlib.suppress(msgspec.DecodeError, UnicodeError, TransferError):
                 if isinstance(self._decoder.decode(body(frames[1:])), Heartbeat):
                     self._send(frames[0], Alive(step_s))
@@ -134,10 +141,12 @@ class SideServer:
     def _refuse_version(self, identity: bytes, message: FromConsumer) -> None:
         reason = f"the peer speaks version {message.version}, ours is {PROTOCOL_VERSION}"
         self._refusals.add("another version", reason)
+        # A consumer that was refused here asks nothing more, so no other message needs an answer.
         if isinstance(message, Hello):
             self._send(identity, Refused(message.query, reason))
 
     def _send(self, identity: bytes, message: FromProducer) -> None:
+        # A ROUTER drops what is for a consumer that is gone or does not read, and says nothing.
         try:
             self._socket.send_multipart([identity, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -23,6 +23,8 @@ _PING_MS = 1000
 _PONG_MS = 4000
 _CONNECT_MS = 4000
 _MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
+# ZMQ goes on trying an address where nothing listens: of these only CONNECT_RETRIED tells.
+# Handshakes fail with servers that do not speak ZMQ.
 _LOST = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
@@ -82,6 +84,7 @@ class Connection:
         self.step_s = 0.0
         self._lives = lives
         self.life = next(lives)
+        # Before `connect`, so that no event is missed.
         self._monitor = self.socket.get_monitor_socket(_MADE | _LOST)
         try:
             self.socket.connect(f"tcp://{host}:{port}")
@@ -103,7 +106,9 @@ class Connection:
         if event == _MADE:
             self.broken_since = None
             return
+        # At the loss, not when the connection is back: what is sent in between is for the new one.
         self.life = next(self._lives)
+        # Each further attempt that fails is an event as well: the first one counts.
         if self.broken_since is None:
             self.broken_since = time.monotonic()
 

@@ -58,6 +58,7 @@ def by_content(params: dict[str, Any] | None) -> dict[str, Any] | None:
     if not params:
         return params
     found = {content_name(params, uuid): reported(params, uuid) for uuid in params}
+    # The caller's own names last: an entry's word of its content replaces no other entry.
     return {**{name: entry for name, entry in found.items() if is_mm_hash(name)}, **params}
 
 

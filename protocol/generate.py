@@ -99,6 +99,7 @@ def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
             params[item.mm_hash] = {
                 "modality": item.modality,
                 "metadata": item_metadata(item),
+                # Last: what the encoder has reported stands.
                 **params.get(item.mm_hash, {}),
             }
     body = GenerateBody(

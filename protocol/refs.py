@@ -114,6 +114,7 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
                 "kv_transfer_params.remote_block_ids must hold one list", param="kv_transfer_params"
             )
         fields = {
+            # First, so that our part cannot speak in the place of vLLM's fields.
             **own,
             "remote_request_id": params.get("remote_request_id"),
             "remote_engine_id": params.get("remote_engine_id"),

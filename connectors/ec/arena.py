@@ -38,8 +38,10 @@ class Listing:
         self._path = folder / f"{_PREFIX}{instance_id}"
         try:
             make_private(folder, "set TRIPTYCH_NAMESPACE to another name")
+            # For what it removes: the files of producers that died.
             producers(folder)
             self._file: int | None = create_locked(self._path)
+            # Until here others find an empty file, whose owner lives, and pass over it.
             os.write(self._file, msgspec.json.encode(address))
         except OSError as error:
             raise ConfigError(f"cannot announce the EC producer in {folder}: {error}") from None
@@ -94,6 +96,7 @@ class ArenaEC(ECConnector):
         rooms = 0 if node.transport.maps else 2 * landing
         memory = torch.empty(0, dtype=torch.uint8)
         if capacity + rooms:
+            # Rooms are never committed: transports that do not map make no sparse memory.
             memory = node.transport.allocate(
                 REGION, capacity + rooms, options.device, sparse=bool(capacity)
             )
@@ -199,6 +202,7 @@ class ArenaEC(ECConnector):
 
     def close(self) -> None:
         if self._listing is not None:
+            # First, so that no consumer still finds what is being closed.
             self._listing.close()
         self._reader.close()
         self._node.close()

@@ -55,6 +55,7 @@ def _checksum(tensors: Tensors) -> str:
     hasher = blake3()
     for name in sorted(tensors):
         tensor = tensors[name]
+        # The same bytes under another name, shape or dtype are another entry.
         hasher.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         hasher.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return hasher.hexdigest()

@@ -43,6 +43,7 @@ class FileLoad(ECLoad):
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]
             raise TransferTimeout(f"no encoder stored the embedding of media item {name} in time")
+        # Not done yet if the file was there until now, or the disk was full.
         self._ask()
         return None
 

@@ -65,6 +65,7 @@ class FileEC(ECConnector):
         self.lapsed = 0
         self.evictions = 0
         self._folders = Folders(options.root)
+        # What is swept stood for a lease, or for a load that waits: it stays for the longer.
         self._lease_files = LeaseFiles(options.root, max(options.lease_s, options.load_timeout_s))
         self._adopt()
 
@@ -144,9 +145,11 @@ class FileEC(ECConnector):
             self._forget(mm_hash)
             with self._folders.taken_away(mm_hash) as folder:
                 if folder is None:
+                    # Another instance answers for it by now; here it takes up no more room.
                     continue
                 marks = kept_in(folder)
                 still = {name: until for name, until in holders.items() if short(name) in marks}
+                # A damaged one is gone: it is encoded again if a request asks for it.
                 with contextlib.suppress(TransferError):
                     tensors = file_format.load(folder / FILE_NAME)
                     left[mm_hash] = NewEntry(tensors, tuple(still), still)

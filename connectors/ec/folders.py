@@ -35,6 +35,7 @@ class Folders:
     def left(self) -> list[str]:
         """The entries of instances that died, oldest first."""
         found = []
+        # A folder whose name begins with a dot is an entry that is being removed.
         for owner in self._root.glob(f"[!.]*/{_OWNER}"):
             with contextlib.suppress(OSError, ValueError):
                 if not self._owner.alive(owner.read_text()):
@@ -78,6 +79,7 @@ class Folders:
         """Answer for an entry from here on."""
         temporary = self._owner.temporary()
         try:
+            # Renamed into place, so that no instance reads half a name.
             temporary.write_text(self._owner.name)
             temporary.replace(folder / _OWNER)
         except OSError:
@@ -103,6 +105,7 @@ class Folders:
         gone = False
         with contextlib.suppress(OSError):
             folder.rename(away)
+            # Looked at again: another writer may have claimed the entry just before it was moved.
             gone = self._ours(away)
             if not gone:
                 away.rename(folder)

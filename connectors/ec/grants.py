@@ -36,6 +36,7 @@ class Grants:
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._leases: LeaseTable[int] = LeaseTable(lease_s, clock)
+        # In an `ECDone` 0 says that there was no grant.
         self._numbers = itertools.count(1)
         self._granted: dict[int, _Granted] = {}
 

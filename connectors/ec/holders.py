@@ -37,6 +37,8 @@ class Holders:
             return
         name = holder or f"{_UNNAMED}{next(self._numbers)}"
         holders = self._until.setdefault(mm_hash, {})
+        # The later one: an entry that was pushed out comes back with the lease that it had then,
+        # and its request may have been heard of again meanwhile.
         holders[name] = max(until, holders.get(name, until))
 
     def done(self, mm_hash: str, holder: str) -> None:

@@ -75,6 +75,8 @@ class LeaseFiles:
             kept.unlink()
             return
         with contextlib.suppress(OSError):
+            # The entry may have been kept since the first look. If it was not, the second one fails
+            # and leaves the mark to a `keep` that comes later.
             done.touch()
             kept.unlink()
             done.unlink()

@@ -108,12 +108,14 @@ class ArenaLoad(ECLoad):
                 try:
                     self._ask_one(address)
                 except TransferError:
+                    # Gone, or of another model: those that are left are asked.
                     self._asked.pop(address, None)
 
     def _ask_one(self, address: Address) -> None:
         if address in self._asked:
             return self._watch(address)
         if self.reader.ready(address) is not None:
+            # Noted before it is sent: our own store answers within `send`.
             self._asked[address] = self.reader.life(address)
             self.lost.discard(address)
             wait_s = max(0.0, self._deadline - time.monotonic())
@@ -198,6 +200,7 @@ class ArenaLoad(ECLoad):
         done = ECDone(self.query, self.mm_hash, 0 if told is None else told.grant.grant)
         if told is not None:
             self.reader.send(told.address, done)
+        # The others may have granted it as well, which would pin it there for a whole lease.
         for address in self._asked:
             if told is None or address != told.address:
                 self.reader.send(address, ECDone(self.query, self.mm_hash, 0))
@@ -225,6 +228,7 @@ class ArenaLoad(ECLoad):
             return
         if self._transfer is not None:
             self._transfer.cancel()
+        # With the tensors here, producers have been told already, see `_read`.
         if self._tensors is None:
             self._once_settled(partial(self._send_done, self._told))
         self._free()

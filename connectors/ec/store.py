@@ -107,6 +107,7 @@ class ECStore:
         return True
 
     def _pinned(self, mm_hash: str) -> bool:
+        # To drop what is read gains nothing: its memory is free only once its readers are done.
         return self._holders.holds(mm_hash) or bool(self._entries[mm_hash].readers)
 
     def _make_room(self, size: int) -> int | None:
@@ -125,6 +126,8 @@ class ECStore:
         for mm_hash in [name for name, entry in self._entries.items() if not entry.readers]:
             entry = self._entries[mm_hash]
             tensors = copies(self.memory[entry.offset :], entry.tensors)
+            # Before `_drop`, which forgets them. They go with the entry so that leases run on: if
+            # these began anew, a request that never comes would pin it for ever.
             holders = self._holders.drop(mm_hash)
             left[mm_hash] = NewEntry(tensors, tuple(holders), holders)
             self._drop(mm_hash)

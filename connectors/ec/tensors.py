@@ -35,6 +35,7 @@ def check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
     for tensor in tensors:
         if not _possible(tensor, start):
             raise TransferError(f"EC entry {mm_hash[:16]} holds no embeddings: {tensor}")
+    # They are read as one range: a gap, of any size that a producer names, would be read as well.
     if end - start > sum(aligned(tensor.nbytes) for tensor in tensors):
         raise TransferError(f"the tensors of EC entry {mm_hash[:16]} are not contiguous")
 

@@ -42,6 +42,7 @@ class WaitQueue:
 
     def add(self, mm_hash: str, want: Want) -> None:
         if sum(map(len, self._waiting.values())) >= _MAX_WANTS:
+            # Those that waited longest hear nothing: their loads end by their own timeout.
             self._waiting.popitem(last=False)
         self._waiting.setdefault(mm_hash, []).append(want)
 

@@ -66,6 +66,7 @@ class KVConsumer:
 
     def _held(self, address: Address, message: Held) -> None:
         fetch = self._confirmations.get(message.query)
+        # The number alone proves nothing: any producer can name it.
         if fetch is not None and fetch.address == address:
             del self._confirmations[message.query]
             fetch.held = message.held
@@ -74,6 +75,7 @@ class KVConsumer:
         """Ask for the first `num_blocks` blocks of a request's table. `TransferError` if they are
         being fetched, or were until a moment ago."""
         fetch = Fetch(self, ref, num_blocks)
+        # One that leaves still owes a release, which would end the offer for this one, too.
         if _key(fetch) in self._fetches or _key(fetch) in self._leaving:
             raise TransferError(f"request {ref.request_id} is fetching this KV already")
         self._fetches[_key(fetch)] = fetch
@@ -102,6 +104,7 @@ class KVConsumer:
 
     def _release(self, fetch: Fetch) -> None:
         del self._leaving[_key(fetch)]
+        # Also if the offer was never asked for: its producer would hold the blocks for a lease.
         self.client.send(fetch.address, Release([fetch.ref.request_id]))
 
     def poll(self) -> None:
@@ -119,6 +122,7 @@ class KVConsumer:
             if fetch.asked:
                 names.append(fetch.ref.request_id)
         for address, request_ids in wanted.items():
+            # Also without any id: the answer says whether the producer lives, and computes.
             for at in range(0, len(request_ids) or 1, _MAX_IDS):
                 self.client.send(address, Heartbeat(request_ids[at : at + _MAX_IDS]))
 

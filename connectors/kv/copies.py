@@ -87,6 +87,7 @@ class Copies:
         if self._place is None:
             return
         self._stale = [transfer for transfer in self._stale if not transfer.settled]
+        # Before they are polled: bytes of those that end here have moved until this moment.
         copying = bool(self._reads)
         self._reads = [transfer for transfer in self._reads if not transfer.poll()]
         self._count(copying)
@@ -97,6 +98,7 @@ class Copies:
         self._read = len(ready)
         ranges = merged(sources, targets, self._block_bytes)
         transfer = self._transport.read(peer, REGION, ranges)
+        # Over shm, unless it is staged, all was done within `read`.
         if not transfer.poll():
             self._reads.append(transfer)
         self._count(True)

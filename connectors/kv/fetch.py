@@ -191,11 +191,15 @@ class Fetch(KVLoad):
         """Notice a producer that is gone, was so for a moment, or has said nothing for too long
         since it was asked."""
         client, now = self._consumer.client, time.monotonic()
+        # The connection may be old, and was silent while no fetch asked for anything.
         silent_s = min(client.silent_s(self.address), now - self._since)
         computing, step_s = client.computing(self.address)
+        # A producer that answers heartbeats alone is not silent, but still owes this answer. Its
+        # time begins anew while it computes a step.
         if self._confirmed is not None and self.held is None:
             silent_s = max(silent_s, now - max(self._confirmed, computing))
         if client.broken(self.address):
+            # For all that use this connection: they see by its `life` that it is gone.
             self._consumer.peers.lost(self.address)
             self._error = self._error or TransferError("the producer has ended or was disconnected")
         elif self._peer is not None and client.life(self.address) != self._life:

@@ -84,6 +84,8 @@ class KVProducer:
     def restart(self, request_id: str) -> None:
         """What was complete is not any more: the consumer is told to forget it."""
         offer = self._offers[request_id]
+        # A new generation: a confirmation of the former blocks, which may be on its way, finds that
+        # they were not held.
         offer.generation = self.leases.grant(request_id, lapses=False)
         offer.blocks, offer.sent = [], 0
         _say(offer.consumer, KVReady(request_id, offer.generation, 0, []))
@@ -116,6 +118,7 @@ class KVProducer:
             offer = self._offers.pop(request_id)
             self._ended.append(request_id)
             _say(offer.consumer, KVGone(request_id, "the lease of the KV has expired"))
+        # All wait equally long, so that the first to ask is the first to be told.
         while self._early and next(iter(self._early.values())).until <= time.monotonic():
             request_id, early = self._early.popitem(last=False)
             early.consumer(KVGone(request_id, "the producer never received the request"))
@@ -140,6 +143,7 @@ class KVProducer:
         if known is not None and known.consumer not in (None, consumer):
             _say(known.consumer, KVGone(request_id, "another worker asked for the same KV"))
         if offer is not None:
+            # All of it again: what another consumer was told, this one has not heard.
             offer.consumer, offer.sent = consumer, 0
             self._tell(request_id, offer)
         elif message.growing and len(self._early) < _MAX_EARLY:
@@ -167,6 +171,7 @@ class KVProducer:
             if early is not None and early.consumer == consumer:
                 del self._early[request_id]
             offer = self._offers.get(request_id)
+            # None: a worker that got the handle may give the request up before it asks.
             if offer is not None and offer.consumer in (None, consumer):
                 self._release(request_id, offer)
 
@@ -188,6 +193,7 @@ class KVProducer:
             offer, early = self._offers.get(request_id), self._early.get(request_id)
             known = offer or early
             if known is None or known.consumer != consumer:
+                # Said again at each heartbeat, as the first time may have been lost.
                 consumer(KVGone(request_id, _NOTHING))
             elif offer is not None:
                 self._renew(request_id, offer)

@@ -39,6 +39,7 @@ class ThreadCopy(TierCopy):
 
 
 def _result(count: int, future: Future[_Part]) -> _Part:
+    # Not raised: KV that is not there is computed again, which costs time only.
     if (error := future.exception()) is not None:
         logger.error("KV blocks could not be copied", exc_info=error)
         now = time.monotonic()
@@ -55,6 +56,7 @@ class Copier:
 
     def start(self, count: int, copy: Callable[[range], Sequence[bool]]) -> ThreadCopy:
         """Have `copy` called with every number below `count`, shared out over the threads."""
+        # Each thread has one run of the numbers: results then join in the order of the call.
         share = -(-count // self._threads)
         ranges = [range(n, min(n + share, count)) for n in range(0, count, share)]
 

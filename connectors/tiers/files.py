@@ -83,6 +83,7 @@ class _Folder:
                 "%s held KV of %s, which is removed: this engine computes %s",
                 self.path, found.compatibility, manifest.compatibility,
             )  # fmt: skip
+        # Last: if this engine ends before, the next finds the old manifest and removes the rest.
         if found != manifest:
             file.write_bytes(msgspec.json.encode(manifest))
 
@@ -91,6 +92,7 @@ class _Folder:
 
     def newest(self, count: int) -> list[bytes]:
         """Keys of up to `count` files, the least recently written first; the others are removed."""
+        # Reading leaves no trace in a file, so age stands for use.
         files = sorted(self._files(), key=lambda path: path.stat().st_mtime_ns)
         cut = max(0, len(files) - count)
         for path in files[:cut]:
@@ -151,6 +153,7 @@ class FileStore:
         temporary = path.with_name(f"{path.name}.tmp")
         data = row.numpy().data
         try:
+            # Not synced: what the disk loses is told by the checksum, and computed again.
             with temporary.open("wb") as file:
                 file.write(_checksum(key, data))
                 file.write(data)
@@ -172,6 +175,7 @@ class FileStore:
         """False if the file is gone, or not what was written."""
         path = self._folder.file(key)
         try:
+            # Of bytes, which cannot be written to, `torch.frombuffer` warns.
             content = bytearray(path.read_bytes())
         except OSError as error:
             logger.warning("%s cannot be read: %s", path, error.strerror)
@@ -201,6 +205,7 @@ class FileStore:
         self._closed = True
         self._writer.close()
         self._readers.close()
+        # The lock goes last: the next engine must not find writes of this one under way.
         self._folder.close()
 
 

@@ -22,6 +22,8 @@ class HostStore:
     def __init__(self, pool: torch.Tensor, capacity: int, flag: str) -> None:
         """`capacity` in blocks; `ConfigError` names the `flag` if there is no memory for them."""
         row_bytes = pool.shape[1] * pool.element_size()
+        # Asked first: memory beyond a limit is not refused when it is allocated, but the process is
+        # killed when it is used.
         if capacity * row_bytes > available_bytes():
             raise ConfigError(
                 f"{flag}: {capacity * row_bytes} bytes of host memory are asked for, "
@@ -51,10 +53,13 @@ class HostStore:
         """Copy source[rows[i]] to target[places[i]], each a row [elements]."""
         launched = None
         if self._stream is not None:
+            # Here, in the engine's thread: each thread has a current stream of its own.
             launched = torch.cuda.current_stream(self._pool.device).record_event()
 
         def copy(numbers: range) -> list[bool]:
             if self._stream is None or launched is None:
+                # Nothing orders this behind a step. A block that a step writes was evicted before,
+                # and a copy of such a block does not count (`IdleBlocks.copied`).
                 for n in numbers:
                     target[places[n]].copy_(source[rows[n]])
                 return [True] * len(numbers)

@@ -16,6 +16,8 @@ class BackgroundPoller:
     def __init__(self, poll: Callable[[], None], rest: Callable[[], None]) -> None:
         self._poll = poll
         self._rest = rest
+        # Held by the thread while it polls. It is also the memory barrier that ZMQ asks for where a
+        # socket passes from one thread to another.
         self._turn = threading.Lock()
         self._entered = threading.Event()
         self._closed = threading.Event()
@@ -32,6 +34,7 @@ class BackgroundPoller:
         try:
             yield
         finally:
+            # In this order: the thread looks again within its turn, so that no poll begins later.
             self._entered.clear()
             with self._turn:
                 error, self._error = self._error, None
@@ -46,8 +49,11 @@ class BackgroundPoller:
                         self._poll()
                 self._rest()
             except Exception as error:
+                # What has failed is not polled again before the next `running`, which finds the
+                # thread there.
                 self._error = error
                 self._entered.clear()
+                # `close` has set the event that was just cleared, and waits for this thread.
                 if self._closed.is_set():
                     return
 

@@ -22,6 +22,7 @@ class Copy(Transfer):
         return self._future.done()
 
     def cancel(self) -> None:
+        # Only if it has not begun; else `settled` stays False until it has ended.
         self._future.cancel()
 
     @property

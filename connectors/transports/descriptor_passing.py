@@ -63,6 +63,7 @@ class DescriptorServer:
 
     def close(self) -> None:
         self._closed = True
+        # The name goes first: a socket that is there and refuses counts as that of a dead process.
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up
@@ -118,6 +119,7 @@ class DescriptorRequest:
             descriptor = self._receive()
             if descriptor is None and time.monotonic() > self._deadline:
                 raise TransferError(f"the owner did not answer within {_TIMEOUT_S:.0f} s")
+        # ValueError: a peer gave the name, which may hold a NUL.
         except (TransferError, OSError, ValueError) as error:
             self.cancel()
             raise TransferError(f"shm: {self._path.name[:80]}: {error}") from None
@@ -139,6 +141,7 @@ class DescriptorRequest:
             return None
         if not descriptors:
             raise TransferError("the owner has ended, or this process has too many open files")
+        # What comes this way is inherited by child processes, unlike what Python opens.
         os.set_inheritable(descriptors[0], False)
         return descriptors[0]
 
@@ -163,6 +166,7 @@ def sweep_sockets(folder: Path, pattern: str) -> int:
             try:
                 with _short(path) as name:
                     probe.connect(name)
+            # A full backlog is another error: it has an owner that lives.
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
                 removed += 1

@@ -73,6 +73,7 @@ class FilesTransport(Transport):
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
+        # Before its folder: what has no living owner is swept by the next instance.
         self._owner = Owner(root)
         self._sweep()
         self._folder = root / f"{_PREFIX}{self._owner.name}"
@@ -160,6 +161,7 @@ class FilesTransport(Transport):
                 for at in range(offset, offset + size, granule):
                     (folder / str(at // granule)).unlink(missing_ok=True)
 
+        # Behind the writes of these pieces that were asked for before; no caller waits for it.
         self._writer.submit(remove)
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
@@ -195,6 +197,7 @@ class FilesTransport(Transport):
         self._writer.shutdown()
         self._readers.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+        # The lock goes last: until then no other instance sweeps here.
         self._owner.close()
         self._peers.clear()
         self._regions.clear()

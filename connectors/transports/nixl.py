@@ -78,6 +78,7 @@ class NixlTransport(Transport):
             raise ConfigError(
                 f"nixl: cannot allocate {nbytes} bytes on {device}: {error}"
             ) from None
+        # Zeros are written by a kernel, on a stream that NIXL does not wait for.
         if memory.is_cuda:
             torch.cuda.synchronize(memory.device)
         place = Place.of(memory)
@@ -167,6 +168,7 @@ class NixlTransport(Transport):
         deadline = time.monotonic() + _LINGER_S
         while any(remote.reads for remote in remotes) and time.monotonic() < deadline:
             self.poll()
+        # Bytes of these may come until the agent has ended: only after it the memory is let go.
         for read in [read for remote in remotes for read in remote.reads]:
             read.fail("nixl: the transport was closed")
             read.release()

@@ -100,6 +100,7 @@ class Agent:
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = True
         config.pthrDelay = PROGRESS_DELAY_US
+        # All calls come from one thread, see `Transport`.
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)

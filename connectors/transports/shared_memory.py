@@ -40,10 +40,12 @@ class SharedMemory:
         self._committed = np.full(-(-nbytes // self._grain), not sparse)
         self.descriptor = _anonymous_file()
         try:
+            # Asked first: what exceeds a control group is not refused by the kernel, which kills.
             if not sparse and not budget.allows(nbytes):
                 raise ConfigError(f"shm: cannot allocate {nbytes} bytes: less memory is free")
             os.truncate(self.descriptor, nbytes)
             if not sparse:
+                # A page that cannot be had is an error here, and a signal where it is first used.
                 os.posix_fallocate(self.descriptor, 0, nbytes)
             # With a fixed size, no reader can touch a page beyond the end, which is a bus error.
             with contextlib.suppress(OSError):  # a plain file has no seals
@@ -86,6 +88,7 @@ class SharedMemory:
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end:
             self._committed[first // self._grain : -(-end // self._grain)] = False
+            # Through a mapping, as Python has no call to punch a hole into a file.
             with mmap.mmap(self.descriptor, end - first, offset=first) as pages:
                 pages.madvise(mmap.MADV_REMOVE)
 
@@ -95,6 +98,7 @@ class SharedMemory:
         `ConfigError` if this process may open no more files.
         """
         try:
+            # Opened anew: a duplicate could write, as ours can.
             return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"shm: cannot open shared memory: {error.strerror}") from None

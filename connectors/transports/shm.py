@@ -219,6 +219,7 @@ class ShmTransport(Transport):
         return remote[offset : offset + size]
 
     def disconnect(self, peer: str) -> None:
+        # Only the name is forgotten: tensors of its memory keep the mapping until they are gone.
         for key in [key for key in self._peers if key[0] == peer]:
             del self._peers[key]
 

@@ -93,6 +93,7 @@ class StagedTransport(Transport):
         # Before the copy: a discard that comes due meanwhile must not take its memory.
         ours.mark(ranges, True)
 
+        # Within the transfer: a commit that finds no memory fails the transfer, not this call.
         def copy_out() -> Copy:
             self._commit(region, ranges)
             return self._copy(ours.memory, ours.mirror, ranges)
@@ -119,6 +120,7 @@ class StagedTransport(Transport):
         if ours is None:
             return self._inner.read(peer, region, ranges)
         pieces = [(r.local, r.size) for r in ranges]
+        # `inner` looks at both sides when it reads; ours is committed before that.
         inside = [Range(0, r.local, r.size) for r in ranges]
         problem = check_ranges(inside, ours.mirror.numel(), ours.mirror.numel())
         if problem is not None:

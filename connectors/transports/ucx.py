@@ -97,6 +97,7 @@ class UcxTransport(Transport):
             raise TransferError(
                 f"ucx: the description is of '{wanted.region[:80]}', not of '{region}'"
             )
+        # Here, so that a peer which UCX finds no way to fails its handshake, not its first read.
         self._worker.link(wanted.address)
         known = self._peers.get((peer, region))
         self._peers[peer, region] = description, wanted
@@ -105,6 +106,7 @@ class UcxTransport(Transport):
 
     def _release(self, address: bytes, reason: str) -> None:
         """End the connection to a worker where no peer lives any more."""
+        # Both regions of a process have the address of its one worker.
         if all(wanted.address != address for _, wanted in self._peers.values()):
             self._reader.fail(lambda read: read.link.address == address, reason)
             self._worker.cut(address)
@@ -117,6 +119,7 @@ class UcxTransport(Transport):
         problem = check_ranges(ranges, wanted.nbytes, local.nbytes)
         if problem is not None:
             raise TransferError(f"ucx: {problem}")
+        # Made anew if it has broken since.
         link = self._worker.link(wanted.address)
         return self._reader.start(peer, link, region, local, ranges, wanted.host)
 

@@ -127,6 +127,7 @@ class UcxOwner:
 
     def _reader(self, link: Link) -> _RemoteReader:
         reader = self._readers.get(link.address)
+        # Reads over the former link have failed at their reader: their jobs are dropped with it.
         if reader is None or reader.link is not link:
             reader = self._readers[link.address] = _RemoteReader(link)
         return reader
@@ -150,6 +151,7 @@ class UcxOwner:
 
     def _answer(self, link: Link, transfer: int, reason: str) -> None:
         text = reason.encode()[:_MAX_REASON]
+        # A request may be refused for a number that is too large for a tag.
         self._worker.send(link, text, tag(REFUSAL, transfer & transfer_mask()), lambda _: None)
 
     def pump(self, now: float) -> None:
@@ -183,9 +185,11 @@ class UcxOwner:
         return True
 
     def _send_piece(self, reader: _RemoteReader, job: _Job, piece: Piece) -> None:
+        # That it did not arrive is for the reader to notice, as it is if this process dies.
         def then(_: str | None) -> None:
             reader.under_way -= 1
 
+        # No copy: the connectors ask afterwards whether all of it was held until it had arrived.
         memory = job.region.view[piece[0] : piece[0] + piece[1]]
         self._worker.send(reader.link, memory, tag(DATA, job.transfer, job.sent), then)
 

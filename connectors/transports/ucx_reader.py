@@ -63,6 +63,8 @@ class UcxRead(Transfer):
 
     def begin(self, request: ReadRequest) -> None:
         """Ask for the messages, and post the receives of those that land in their place."""
+        # Asked first: if that fails at once, no receive is posted that would have to be ended. The
+        # answer cannot be faster, as bytes move in `UcxWorker.progress` only.
         self._ask(request)
         for index, where in self._single.items():
             if self.error is None:
@@ -153,6 +155,7 @@ class UcxReader:
         read = self._reads.get(transfer)
         ranges = None if read is None else read.bundles.get(index)
         if read is None or ranges is None:
+            # An empty one is ours (`UcxWorker.void`): what it was to stand in for had come.
             self.late += message.size > 0
             return self._worker.discard(message)
         if message.size != sum(r.size for r in ranges):

@@ -64,6 +64,8 @@ def _interface(host: str) -> str:
 
 
 def _ipv4(interface: str) -> str | None:
+    # struct ifreq: 16 bytes of name, then a sockaddr_in, in which the address follows family and
+    # port.
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

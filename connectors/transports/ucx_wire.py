@@ -20,6 +20,7 @@ VERSION = 1
 BUNDLE = 2 << 20  # bytes of small ranges that travel as one message
 DIRECT = 32 << 10  # a range of this size or more is a message of its own
 MAX_REQUEST = 4 << 20
+# Two bits are left for them, see `tag`.
 REQUEST, DATA, REFUSAL = 1, 2, 3
 """Kinds of messages, in their tags."""
 _MAGIC = b"triptych-ucx"
@@ -153,6 +154,7 @@ def read_request(
     """`TransferError` if there are more pieces than one request can name."""
     pieces = [[(r.remote, r.size) for r in message] for message in messages]
     count = sum(map(len, pieces))
+    # 64 KiB are left for all else: the address, the region's name, the seal.
     if count * _MAX_PIECE > MAX_REQUEST - 65536 or len(pieces) > 1 << _INDEX_BITS:
         raise TransferError(f"ucx: {count} scattered ranges are too many for one read")
     return ReadRequest(reply, epoch, transfer, region, pieces)

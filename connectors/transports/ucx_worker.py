@@ -81,6 +81,7 @@ class UcxWorker:
         self._sink, self._nothing = np.empty(1, np.uint8), np.empty(0, np.uint8)
         self._links: dict[bytes, Link] = {}
         self._epochs = Epochs()
+        # So that a poll looks at the first operation of each queue, and not at all of them.
         self._queues: dict[Hashable, deque[_Operation]] = {}
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
@@ -110,6 +111,7 @@ class UcxWorker:
         self.cut(address)
         try:
             remote = self._api.UCXAddress.create_from_buffer(address)
+            # True: with error handling, without which the end of a peer goes unnoticed.
             endpoint = self._worker.create_endpoint_from_worker_address(remote, True)
         except self._api.UCXError as error:
             raise TransferError(f"ucx: the peer cannot be reached: {error}") from None
@@ -172,6 +174,7 @@ class UcxWorker:
 
     def discard(self, message: Message) -> None:
         """Throw a message away; its sender does not wait for a receiver."""
+        # Larger than the sink, as a rule: UCX drops the rest and calls it an error.
         self.receive(message, self._sink, _ignore)
 
     def progress(self) -> None:
@@ -183,6 +186,7 @@ class UcxWorker:
 
     def complete(self) -> None:
         """Report every send and receive that has ended, and those before it in its queue."""
+        # A copy, as `then` may begin another operation.
         for queue, operations in list(self._queues.items()):
             while operations and operations[0][0].completed:
                 request, _, then = operations.popleft()
