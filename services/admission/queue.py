@@ -142,6 +142,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         if (
             self.limit
             and lanes
+            # One more: else two lanes of nearly one length would displace each other in turn.
             and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
         ):
             # The youngest: it has waited least.
@@ -194,9 +195,11 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         # Virtual time never goes back: an idle lane saves up no share.
         self._floor = max(self._floor, self._served[ticket.lane])
         self._served[ticket.lane] += ticket.cost
+        # A tenant served in the shared lane gets its own, which begins where that one stands.
         self._served.setdefault(ticket.tenant, self._served[ticket.lane])
         if len(self._served) > _ACCOUNTS + len(self._waiting):
             self._forget()
+        # Last: with the queue's last ticket it forgets the accounts that are written here.
         self.remove(ticket)
 
     def _forget(self) -> None:
@@ -236,6 +239,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
 
     def _late(self, ticket: Ticket[RequestT, OutcomeT]) -> TriptychError:
         waited = ticket.until - ticket.since
+        # `until` less `since` differs from the timeout by what floats round.
         if waited < self.timeout_ms - _ROUNDING_MS and math.isfinite(waited):
             return DeadlineExceeded("the deadline passed while all workers were busy")
         return Unavailable(

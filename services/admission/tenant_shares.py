@@ -29,6 +29,7 @@ class TenantShares:
     def asks(self, tenant: str, now_ms: float) -> None:
         """A request has come. Of those who ask only the latest two are kept: if there is another
         one than a tenant, it is one of these."""
+        # Only then: else `_other` would be the tenant itself, and it would seem to be alone.
         if self._latest[0] != tenant:
             self._other = self._latest
         self._latest = tenant, now_ms

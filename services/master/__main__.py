@@ -88,6 +88,7 @@ async def run(config: MasterConfig) -> None:
     check_reach(
         logger, "--fleet-key", bool(key), [("--host", config.host)], config.allow_unprotected
     )
+    # Bound first: where the port is 0 only the listener knows the one that clients are told.
     with bind(config.host, config.port) as listener:
         service = MasterService(config, key)
         host, port = listener.getsockname()[:2]

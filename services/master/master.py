@@ -122,6 +122,7 @@ class Master:
         settle_objectives(request, self.config)
         self._shares.asks(request.tenant, now_ms)
         waiting = self.queues.get(fleet.model)
+        # While others wait the request stands in line: placed at once it would overtake them.
         if waiting is None or not len(waiting):
             try:
                 return self._place(fleet, request, now_ms)
@@ -132,6 +133,7 @@ class Master:
             except TooLate as error:
                 return self._waiting(fleet).push_late(request, now_ms, error)
         ticket = self._wait(fleet, request, now_ms, 1.0)
+        # By its priority or its tenant's share it may be the first in line, and there be room.
         self._pump(fleet, waiting, now_ms)
         return ticket
 
@@ -149,6 +151,7 @@ class Master:
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
+        # After the release: a retry's own earlier attempt must not use up its tenant's share.
         if self._shares.limit and not self._shares.allows(
             request.tenant, fleet.running_at_once(), now_ms
         ):
@@ -157,6 +160,7 @@ class Master:
         self.ledger.hold(request.request_id, held, now_ms)
         try:
             self._listener.placed(request, held, now_ms)
+        # The caller gets no placement, so no report would ever end this one.
         except BaseException:
             self.ledger.release(request.request_id, now_ms, done=False)
             raise
@@ -172,6 +176,7 @@ class Master:
         """Placed stages have ended: load goes down, failures count towards breakers."""
         now_ms = now * 1e3
         self.registry.breakers.failed(report.failed, now_ms)
+        # None: unknown here, as another master may have placed it. An empty list is an answer.
         workers = self.ledger.finish(report, now_ms)
         if workers is None:
             workers = self._listener.finished_elsewhere(report, now_ms)
@@ -204,6 +209,7 @@ class Master:
     def expire(self, now: float) -> None:
         """Let leases, predictions, charges and waiting requests lapse; then `pump`. Call often."""
         now_ms = now * 1e3
+        # Workers and charges first, the queues last: `pump` then sees the room that is left.
         self.totals.lapsed += len(self.registry.expire(now_ms))
         self.totals.given_up += self.ledger.expire(now_ms)
         for fleet in self.registry.fleets.values():

@@ -79,6 +79,7 @@ class PolicyOptions:
         "share",
         1,
     )
+    # These three are RTP-LLM's own numbers.
     rtp_hit_weight: float = weight(
         0.3, "rtp: cost of a cached token as a share of a computed one.", "share"
     )
@@ -90,6 +91,7 @@ class PolicyOptions:
     rtp_decay: float = weight(
         0.001, "rtp: how fast a decode worker's weight falls with each KV token in use.", "rate"
     )
+    # These three are the numbers of SGLang's gateway.
     cache_threshold: float = weight(
         0.3, "cache_aware: share of a prompt that must be cached to count as a match.", "share", 1
     )
@@ -219,6 +221,7 @@ class EstimateOptions:
         600.0,
         "Time after which the master forgets a placed request whose end no proxy has reported.",
     )
+    # What Dynamo's router takes without KV events.
     predict_ttl: float = seconds(
         120.0,
         "How long a cache that publishes no events is assumed to keep a block.",

@@ -90,6 +90,7 @@ def parse_events(text: str, host: str, *, default: bool) -> EventsConfig | None:
     if publisher not in ("zmq", "null") or not isinstance(enabled, bool):
         raise ConfigError(f"{flag}: publisher {publisher!r} is not one of zmq, null")
     fields = {name: value for name, value in fields.items() if value is not None}
+    # vLLM's object has no endpoints for embeddings: what is not named gets any free port.
     for name in ("endpoint", "replay_endpoint", "ec_endpoint", "ec_replay_endpoint"):
         fields[name] = fields.get(name) or anywhere
     unknown = sorted(set(fields) - set(EventsConfig.__struct_fields__))
@@ -135,6 +136,7 @@ def _own_address(master: str) -> str:
     """Nothing is sent: connecting a datagram socket only chooses the address."""
     there = urlsplit(master)
     try:
+        # Any port does: the route depends on the address alone.
         found = socket.getaddrinfo(there.hostname, there.port or 80, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:

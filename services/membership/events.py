@@ -64,6 +64,7 @@ class CacheLog:
         )
 
     def block_removed(self, key: bytes) -> None:
+        # Collected: a step may remove many blocks, and one event names them all.
         self._removed.append(short_key(key))
 
     def tier_stored(self, medium: str, keys: Sequence[bytes]) -> None:

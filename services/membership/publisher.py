@@ -103,6 +103,8 @@ class _Topic:
         self._pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self.router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.SNDHWM, options.hwm)
+        # A ROUTER drops what a slow reader's queue has no room for: a whole answer must fit. Of a
+        # snapshot a lost piece would not even be missed, as all of them have one number.
         self.router.setsockopt(zmq.SNDHWM, options.buffer_steps + _PIECES)
         if curve is not None:
             curve.serve(self._pub)
@@ -119,6 +121,8 @@ class _Topic:
             return
         for event in events:
             self._state.apply(event)
+        # The wall clock: readers know a restarted publisher by a later time under an old number,
+        # and a monotonic clock may begin anew with the machine.
         payload = encode_batch(time.time(), events)
         self._buffer.append((self._sequence, payload))
         # PUB drops for who lags behind: an engine never waits for a reader.
@@ -127,6 +131,8 @@ class _Topic:
 
     def answer(self) -> None:
         """Every question that is here."""
+        # All of them: where an event loop watches ZMQ's descriptor, it tells of edges only, and
+        # a question left unread would wait for the next one.
         while True:
             try:
                 frames = self.router.recv_multipart(zmq.NOBLOCK)
@@ -150,6 +156,7 @@ class _Topic:
         """Nothing at all if nothing was ever said: there is no number to give it."""
         if not self._sequence:
             return
+        # A reader may hold what has gone since: the first piece has it forget that.
         before: list[CacheEvent] = [self._cleared]
         for piece in self._state.pieces():
             # The newest number: a subscriber goes on with the event after it.
@@ -157,6 +164,7 @@ class _Topic:
             before = []
 
     def close(self) -> None:
+        # By default ZMQ keeps what no reader has taken, and its context would not end.
         self._pub.close(linger=0)
         self.router.close(linger=0)
 
@@ -219,6 +227,7 @@ class Publisher:
 def _bound(socket: zmq.Socket[Any], endpoint: str) -> str:
     """Bind; the endpoint with the port that it got."""
     try:
+        # ZMQ binds to IPv4 alone unless it is told before; only IPv6 addresses have brackets.
         if "[" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)
         socket.bind(endpoint)
@@ -226,4 +235,5 @@ def _bound(socket: zmq.Socket[Any], endpoint: str) -> str:
         raise ConfigError(
             f"--kv-events-config: cannot publish events at {endpoint}: {error.strerror}"
         ) from None
+    # The port that a 0 became. libzmq gives a C string, with the zero byte at its end.
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]

@@ -137,11 +137,15 @@ class Registration:
                 known = await self._beat(member, master)
             # Adapters come and go: their names route requests, so masters hear of them at once.
             if not known.known or member.adapters != told:
+                # Read before `info` is awaited: what changes meanwhile is told by the next round.
                 told = member.adapters
                 info = await member.info()
+                # Before the call: where a master takes the worker and its answer is lost, `close`
+                # tells that master too.
                 self._names[number] = InstanceName(info.instance_id, info.generation)
                 known = await self._post(master + REGISTER_PATH, info)
                 if known.known:
+                    # A registration cannot say that the worker drains or that its engine stalls.
                     known = await self._beat(member, master)
             if known.draining:
                 member.drain()
@@ -181,6 +185,7 @@ class Registration:
         assert self._session is not None
         data = msgspec.json.encode(body)
         try:
+            # No redirects: elsewhere is another process, which the fleet key is not for.
             call = self._session.post(url, data=data, headers=self._headers, allow_redirects=False)
             async with call as response:
                 content = await response.read()
@@ -191,6 +196,8 @@ class Registration:
                 self._warn(url, f"HTTP {response.status} {content[:200]!r}")
         except (aiohttp.ClientError, TimeoutError, ValueError, UpstreamError) as error:
             self._warn(url, f"{type(error).__name__}: {error}")
+        # So the next message is a registration: to a master that knows the worker it is a renewal,
+        # and one that has forgotten it needs that.
         return _UNKNOWN
 
     def _warn(self, url: str, problem: str) -> None:
@@ -213,6 +220,7 @@ class Registration:
             self._post(master + DEREGISTER_PATH, name) for name in names for master in self._masters
         )
         try:
+            # `_post` raises nothing for a master that is down, and waits _TIMEOUT_S at most.
             await asyncio.gather(*leaving)
         finally:
             self._session = None

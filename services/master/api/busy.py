@@ -25,6 +25,7 @@ class BusyThreshold(msgspec.Struct):
 
     model: str
     active_decode_blocks_threshold: Annotated[float, Meta(gt=0, le=1)] | None = None
+    # Read to be refused by name: a field that is not declared would be passed over.
     active_prefill_tokens_threshold: Any = None
 
 

@@ -47,6 +47,7 @@ class FleetWatch:
         if not wait_s or self._waiting >= _MAX_WAITING:
             return found
         self._waiting += 1
+        # Nothing is awaited between the look and this event: no change falls in between.
         waiting = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait({waiting, left}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)

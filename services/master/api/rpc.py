@@ -79,6 +79,7 @@ class RpcApp:
             return
         if answer is not None:
             await _send(send, answer, packed)
+        # A caller that has left gets none; one whose wait the server has ended gets the error.
         elif (ended := ended_by(scope)) is not None:
             await error_response(ended)(scope, receive, send)
 
@@ -92,6 +93,7 @@ class RpcApp:
         answer = None if body is None else await self._calls[scope["path"]](body, packed)
         if isinstance(answer, Ticket):
             ticket = answer
+            # Watched while it waits: what is placed for a caller that has left holds load.
             left = over(scope, receive)
             return await unless_left(left, lambda left: self._service.wait(ticket, left))
         return answer
@@ -99,6 +101,7 @@ class RpcApp:
     async def _workers(self, scope: Scope, receive: Receive, packed: bool) -> Any:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
+        # A GET without a body, still: only behind it does `receive` say that the caller has left.
         if await read_body(receive, 0) is None:
             return None
         left = self._over_or_closing(scope, receive)

@@ -108,6 +108,7 @@ class RtpContract:
             request_id=f"rtp-{number}",
             prompt_tokens=asked.seq_len,
             model=asked.model,
+            # No more than the prompt has full blocks: the request would be refused for it.
             block_keys=[short_key(key) for key in asked.block_cache_keys[: asked.seq_len // size]],
             block_size=size,
             priority=asked.request_priority,

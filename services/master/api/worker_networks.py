@@ -52,6 +52,7 @@ class WorkerNetworks:
             await self._check(field, address)
 
     async def _check(self, field: str, address: str) -> None:
+        # ZMQ also dials ipc:// and the like, which are this machine's own.
         if not address.startswith(("http://", "https://", "tcp://")) and "://" in address:
             raise self._outside(field, address, "only tcp:// is a network's")
         host = _host(address)
@@ -63,6 +64,7 @@ class WorkerNetworks:
 
     def _holds(self, found: str) -> bool:
         ip = ip_address(found)
+        # ::ffff:a.b.c.d is the IPv4 address to those who connect, and no network of IPv6 has it.
         mapped = getattr(ip, "ipv4_mapped", None)
         return any((mapped or ip) in network for network in self._networks or ())
 
@@ -71,6 +73,7 @@ class WorkerNetworks:
             return [str(ip_address(host.partition("%")[0]))]
         except ValueError:
             pass
+        # Any caller may bring names: lookups that hang must not pile up without bound.
         if self._waiting >= _WAITING:
             raise Unavailable("too many workers with names register at once", retry_after_s=1.0)
         self._waiting += 1

@@ -167,6 +167,7 @@ class Follower:
     def _end_of_replay(self) -> None:
         asked, answers = self._asked, self._answers
         if asked == SNAPSHOT and not answers and not self._cache.replayed_all:
+            # A publisher that knows no snapshots, as vLLM's, answers with the end mark alone.
             self._request(0)
             return
         if asked in (SNAPSHOT, 0) and answers:
@@ -185,6 +186,7 @@ class Follower:
         held = self._held
         for number, (sequence, batch) in enumerate(held):
             order = self._tracker.order(sequence, batch.ts)
+            # Before it asks: `_request` notes how much was held when the question went out.
             self._held = held[number:] if order in (Order.GAP, Order.RESTART) else []
             if self._asks_for(order, again=again):
                 return

@@ -52,6 +52,7 @@ class SequenceTracker:
         return Order.RESTART if ts > self.ts else Order.DUPLICATE
 
     def advance(self, sequence: int, ts: float) -> None:
+        # Never back: under a clock that was set back, an old message would look like a restart's.
         self.last, self.ts = sequence, max(self.ts, ts)
 
     def restart(self) -> None:

@@ -34,6 +34,7 @@ class ReplayTurns:
     def want(self, asker: Asker, start: int) -> None:
         """`asker` begins at once if it has the turn or one is free."""
         if asker in self._busy:
+            # Within what is left of its turn: to ask again and again does not hold up the others.
             asker.begin(start)
         else:
             self._waiting[asker] = start
@@ -42,6 +43,7 @@ class ReplayTurns:
     def heard(self, asker: Asker) -> None:
         """Its source answers."""
         timer = self._busy.get(asker)
+        # The first answer alone gives more time: a source that drips must not keep its turn.
         if timer is None or asker in self._answering:
             return
         timer.cancel()

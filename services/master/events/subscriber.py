@@ -66,6 +66,8 @@ class _Subscription:
         self._pause_s = _REPLAY_TIMEOUT_S
         self._asked_again = False
         self._problems: set[str] = set()
+        # Before the follower, which asks for a snapshot as it is made: what is published after
+        # the answer must be heard already.
         self._reader = self._subscribe()
         self.follower = Follower(sink, self._ask if source.replay else None, counts)
 
@@ -94,6 +96,7 @@ class _Subscription:
 
     def begin(self, start: int) -> None:
         """On a new socket each time: late answers to an earlier question cannot be mistaken."""
+        # First: where no socket can be made it is the timer that has it asked again.
         self._watch()
         try:
             socket = self._context.socket(zmq.DEALER)

@@ -64,6 +64,7 @@ class SocketReader:
 
     def read(self) -> bool:
         """One message; False if there is none."""
+        # `take` may have closed it in the round that puts it back in line.
         if self._socket.closed:
             return False
         try:
@@ -80,5 +81,6 @@ class SocketReader:
         """Idempotent."""
         self._rounds.discard(self)
         if not self._socket.closed:
+            # Before the close: the number may be another descriptor's right after it.
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(0)

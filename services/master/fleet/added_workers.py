@@ -144,6 +144,7 @@ class AddedWorkers:
                     code="duplicate_instance",
                 )
         known = self._probed.setdefault(instance.name, Probed(instance, now))
+        # Only by the call itself: what a master says again later may be older than such a call.
         if fresh and instance.ec_zmq_addrs is not None:
             known.instance = msgspec.structs.replace(
                 known.instance, ec_zmq_addrs=instance.ec_zmq_addrs, dp_size=instance.dp_size
@@ -152,6 +153,7 @@ class AddedWorkers:
 
     def forget(self, name: str, now: float) -> bool:
         """It was removed, here or at another master; False if it was not there."""
+        # Out and in again: in the order of removal, the oldest are forgotten first.
         self._removed.pop(name, None)
         self._removed[name] = now
         if len(self._removed) > _MAX_REMOVED:
@@ -192,6 +194,7 @@ class AddedWorkers:
 
     def alive(self, probed: Probed, now: float, metrics: WorkerMetrics | None = None) -> None:
         """Register it, or renew its lease; one that registers itself speaks for itself."""
+        # Removed, or removed and added again, while it was asked.
         if self._probed.get(probed.instance.name) is not probed:
             return
         if metrics is not None:

@@ -67,6 +67,7 @@ class CacheEvents:
                 self.counts.media_stored += 1
                 instance.held_media.add(source, (event.mm_hash,))
                 pending = self._pending.get(event.mm_hash)
+                # Of another worker's encode of the same picture it says nothing.
                 if pending is not None and pending.slot == instance.slot:
                     del self._pending[event.mm_hash]
             case EmbeddingRemoved():

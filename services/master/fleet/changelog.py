@@ -78,6 +78,7 @@ class Changelog:
         epoch, _, number = cursor.rpartition("-")
         if epoch != self.epoch or not (number.isascii() and number.isdigit()):
             return None
+        # Python reads no numbers of thousands of digits, and raises another error then.
         if len(number) > _DIGITS:
             return None
         version = int(number)

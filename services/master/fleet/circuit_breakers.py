@@ -49,6 +49,7 @@ class CircuitBreakers:
         if instance.info.instance_id not in self._open:
             info = instance.info
             worker_line(logger, logging.WARNING, "avoided", info.role, info.url, cause)
+        # Never sooner than it would have closed: causes differ in how long they keep it open.
         self.open(instance, now_ms, max(open_ms, instance.open_until - now_ms))
         self.opened(instance.info.instance_id, now_ms)
 

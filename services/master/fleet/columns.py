@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+# Of a row without a worker, where 0 would do harm: it is never chosen, no division is by 0, and
+# it never seems to be short of places or blocks, for which all prices would take longer.
 _UNUSED = MappingProxyType(
     {
         "penalty": math.inf, "max_running": 1.0, "bandwidth": 1.0, "free_blocks": math.inf,
@@ -99,6 +101,7 @@ class Columns:
             column = np.append(getattr(self, name), np.full(count, _UNUSED.get(name, 0.0)))
             setattr(self, name, column)
         self.none = np.zeros(len(self.penalty))
+        # Prices of many requests share it.
         self.none.flags.writeable = False
         # The columns are other arrays now: what views of the old ones write would be lost.
         self.cells = self._by_cell()

@@ -135,6 +135,7 @@ class Fleet:
         self.exact.drop(instance.slot)
         self.predicted.drop(instance.slot)
         del self.by_slot[instance.slot]
+        # After the indices have dropped it: a slot's next worker must begin with nothing.
         heapq.heappush(self._free_slots, instance.slot)
 
     def _caches(self, index: CacheIndex, slot: int, blocks: int) -> PredictedCaches:

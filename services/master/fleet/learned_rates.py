@@ -63,6 +63,7 @@ class LineFit:
         """`a` 1 where the base is part of `y`, 0 where it is not."""
         if not (x > 0.0 and 0.0 < y < math.inf):
             return
+        # Before that what is foreseen is mostly the prior, which may be far off itself.
         if self.weight >= _STEADY:
             base, slope = self.solve()
             foreseen = max(_LEAST_MS, base * a + slope * x)
@@ -117,6 +118,7 @@ class LineFit:
             return 0.0, max(_LEAST_MS, xy / xx)
         base = (ay * xx - xy * ax) / determinant
         slope = (aa * xy - ax * ay) / determinant
+        # Neither may be below 0: the one that would be stands at its least, the other fits best.
         if base < 0.0:
             return 0.0, max(_LEAST_MS, xy / xx)
         if slope < _LEAST_MS:
@@ -150,6 +152,7 @@ class BusyPeriods:
         self._calls += 1
         if self._calls >= _LONGEST_PERIOD:
             self._close()
+            # The worker goes on without a pause, so the next period pays no base.
             self._start, self._first = self._end, 0.0
 
     def _close(self) -> None:

@@ -39,6 +39,7 @@ class ModelNames:
         first. Empty names the only fleet that has workers. `ModelNotFound` otherwise, `Unavailable`
         if there is no worker yet to tell what is meant."""
         found, adapter = (fleets.get(name) if name else _only(fleets)), ""
+        # A fleet may outlast its workers, while others give its name as an alias.
         if found is None or (name and not found.by_slot):
             model, adapter = self._find(name)
             found = fleets.get(model, found)

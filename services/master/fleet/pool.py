@@ -134,6 +134,7 @@ class Pool(WorkerRows):
             charge.shown = charge.visible_at <= now_ms
         lost, since = sum(c.shown for c in kept) - here, self._short_since[row]
         if lost > 0 and now_ms - since > _PATIENCE_MS:
+            # In the order of placement, so the first are the oldest.
             for charge in [c for c in kept if c.shown][:lost]:
                 charge.open = False
             lost = 0
@@ -201,6 +202,7 @@ class Pool(WorkerRows):
         if charge in self._open[row]:
             self._open[row].remove(charge)
         cells = self.cells
+        # Only the strictest one can have set it: for others no charge has to be looked at.
         if charge.haste and charge.haste >= cells.haste[row]:
             cells.haste[row] = max((c.haste for c in self._open[row] if c.live), default=0.0)
         if lapsed and charge.shown:
@@ -216,6 +218,8 @@ class Pool(WorkerRows):
             cells.busy_until[row] = now_ms
         elif not done:
             cells.busy_until[row] = max(now_ms, cells.busy_until[row] - charge.work_ms)
+        # Its work took more or less than foreseen: what is left is reckoned anew. Not where charges
+        # last until decode ends: most of their work is done by then, and would count again.
         elif self.kind in ("encode", "prefill"):
             cells.busy_until[row] = self._busy_with_rest(row, now_ms)
 

@@ -66,6 +66,7 @@ class PricedColumns(Columns):
         else:
             self.base_ms[row] = rates.prefill_base_ms
             self.token_ms[row] = rates.prefill_ms_per_token or config.prefill_ms_per_token
+        # Either of them: the other may have been measured as 0.
         measured = rates.decode_base_ms or rates.decode_ms_per_request
         guess = 0.0 if measured else config.decode_ms_per_step
         self.cached_ms[row] = rates.prefill_ms_per_cached_token

@@ -95,6 +95,7 @@ class Registry:
         """Aliases and adapters come and go while a worker lives."""
         names = {field: getattr(info, field) for field in NAMES}
         if any(getattr(known.info, field) != value for field, value in names.items()):
+            # Under the names that it was added with, before they are replaced.
             self._names.remove(known.info)
             known.info = msgspec.structs.replace(known.info, **names)
             self._names.add(known.info)
@@ -144,6 +145,7 @@ class Registry:
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
         instance.lease_until = now_ms + lease_s * 1e3
+        # Before the report, which brings what the worker has measured.
         measured = instance.measures_itself
         instance.pool.report(instance.row, load, now_ms)
         if not measured and instance.measures_itself:

@@ -67,6 +67,7 @@ class RoleMover:
             return []
         self._looked_at = now_ms
         for fleet in elastic:
+            # By masters that do not lead too: the next one to lead has a mean from the start.
             self._observe(fleet, waiting.get(fleet.model, 0), now_ms)
         for gone in self._loads.keys() - {fleet.model for fleet in elastic}:
             del self._loads[gone]
@@ -101,6 +102,7 @@ class RoleMover:
         givers = {role: roles.load(role, -1) for role in STAGES if role != taker}
         most = math.inf if urgent else roles.load(taker) * (1.0 - self.config.elastic_margin)
         for giver in sorted(givers, key=lambda role: givers[role]):
+            # Least loaded first: no later one is less loaded.
             if givers[giver] >= most:
                 return None
             free = [

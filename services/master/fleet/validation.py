@@ -61,6 +61,7 @@ def check_info(info: InstanceInfo) -> None:
     check_url(info.url)
     if info.roles:
         _check_roles(info)
+    # As a whole first, which is what is told on: fields are tried only to name one.
     problem = _unwritable(info)
     if problem is None:
         return

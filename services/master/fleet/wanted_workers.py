@@ -112,6 +112,7 @@ class WantedWorkers:
         else:
             wanted = computing(self._config, role.busy, backlog_ms)
         hold_ms = self._config.wanted_hold * 1e3
+        # A quotient of floats may lie just above the whole number that it stands for.
         role.wants(max(1, math.ceil(wanted - 1e-9)), now_ms, hold_ms)
 
     def counts(self) -> Iterator[tuple[str, str, int]]:

@@ -88,6 +88,7 @@ class WorkerRows(PricedColumns):
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
+        # Or a kind that no worker has any more would keep pools mixed, which is dearer to place in.
         self._be_of_kind(row, "", "")
         self._free.append(row)
         self.count -= 1

@@ -43,6 +43,7 @@ class ExpectedPrefixes:
     def remove(self, expected: ExpectedPrefix) -> None:
         key = expected.keys[expected.start]
         slots = self._by_key.get(key, {})
+        # A newer prompt that begins with the same block may have taken its place.
         if slots.get(expected.slot) is expected:
             del slots[expected.slot]
             if not slots:
@@ -66,9 +67,11 @@ class ExpectedPrefixes:
                 continue
             seen.add(start)
             for slot, found in self._by_key.get(keys[start], {}).items():
+                # Not of a worker that has lost what comes before: it has no prefix then.
                 if found.start == start <= lengths[slot]:
                     length = _common(found.keys, keys, start)
                     lengths[slot] = max(lengths[slot], length)
+                    # From where this prompt parts from ours another one may go on.
                     starts.append(length)
 
 

@@ -35,6 +35,7 @@ class ForeignBlocks:
         if parent is not None and whole and not event.lora_name and event.lora_id is None:
             for i, name in enumerate(event.block_hashes):
                 media = _media(event.extra_keys, i)
+                # The rest too: later blocks are chained to this one, and have no names without it.
                 if media is None or len(self._keys) >= self._limit:
                     break
                 if i == 0 and event.parent_block_hash is None:

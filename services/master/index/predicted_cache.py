@@ -51,6 +51,7 @@ class PredictedCache(Generic[K]):
             table.pop(key, None)  # a dictionary keeps the order of insertion
             table[key] = expiry
         if len(table) > room:
+            # However much is dropped, the prompt that was just placed stays whole.
             stay = max(len(used), int(self._kept * room))
             self._drop(list(islice(table, max(0, len(table) - stay))))
 
@@ -62,6 +63,7 @@ class PredictedCache(Generic[K]):
         """`key` was not where it was thought to be. If half of the others have been used since, the
         cache has less room than thought; if not, something else has removed it."""
         table = self._expiry
+        # Oldest use first, so the median of the expiries is the one in the middle.
         middle = next(islice(table.values(), len(table) // 2, None), 0.0)
         if table.get(key, math.inf) > middle:
             return
@@ -71,6 +73,7 @@ class PredictedCache(Generic[K]):
     def expire(self, now_ms: float) -> None:
         gone = []
         for key, expiry in self._expiry.items():
+            # In the order of their last use, and of one ttl: those behind it stay too.
             if expiry > now_ms:
                 break
             gone.append(key)

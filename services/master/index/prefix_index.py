@@ -63,6 +63,7 @@ class HolderIndex(Generic[K]):
     def _live(self, slot: int, holding: _Holding[K]) -> list[K]:
         get, held = self._sets.get, {0: False}
         live = []
+        # Once each: a key that went and came again stands there twice.
         for key in dict.fromkeys(holding.log):
             code = get(key, 0)
             holds = held.get(code)
@@ -79,6 +80,7 @@ class HolderIndex(Generic[K]):
     def add(self, slot: int, keys: Iterable[K]) -> None:
         """`slot` holds `keys`; those it held already change nothing."""
         holding = self._holding(slot)
+        # Blocks of one event mostly have the same holders: `known` has what becomes of each set.
         sets, log, known = self._sets, holding.log, {0: holding.alone}
         shared = self._shared
         before, room = len(log), self.max_entries - len(sets)
@@ -112,6 +114,7 @@ class HolderIndex(Generic[K]):
         holding = self._holdings.get(slot)
         if holding is None:
             return
+        # The log keeps them until it is compacted: to take one out would mean to search for it.
         sets, known, gone = self._sets, {0: 0, holding.alone: 0}, 0
         shared = self._shared
         for key in keys:
@@ -134,6 +137,7 @@ class HolderIndex(Generic[K]):
         """`slot` holds nothing; costs as much as it held."""
         holding = self._holdings.get(slot)
         if holding is not None:
+            # Without its log: `remove` would compact that at its end, for nothing.
             log, holding.log = holding.log, self.new_log()
             self.remove(slot, log)
             del self._holdings[slot]
@@ -142,6 +146,7 @@ class HolderIndex(Generic[K]):
     def _compact(self, slot: int, holding: _Holding[K]) -> None:
         """Keep the log of what a slot got within twice of what it holds, and what is shared few."""
         if len(self._shared) > _SHARED_SETS:
+            # Blocks keep the sets that they have: only later ones do not share them.
             self._shared.clear()
         if len(holding.log) > 2 * holding.count + _LOG_SLACK:
             live, holding.log = self._live(slot, holding), self.new_log()

@@ -44,6 +44,7 @@ def runs_of(found: Iterable[int | None]) -> list[Run]:
     held, n = -1, 0
     last: int | None = 0
     for code in found:
+        # Blocks that came together share their set as one object: identity settles most of them.
         if code is not last:
             if code is None:
                 break

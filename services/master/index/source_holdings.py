@@ -52,6 +52,7 @@ class SourceHoldings(Generic[K]):
         if source == self._only:
             self._index.drop(self._slot)
         elif self._by_source is not None:
+            # Read first: once it is dropped, nothing tells what it was the only one to hold.
             keys = self._by_source.keys(source)
             self._by_source.drop(source)
             self._drop_unheld(self._by_source, keys)

@@ -70,12 +70,15 @@ def decode_ms(pool: Pool, prompt: int, new: int, block_size: int, hits: Floats |
     worker without a free place or enough blocks makes the request wait for others to end. `hits`
     None: the KV is computed there and not transferred.
     """
+    # In place from here on: each operator without `=` would make another array of all rows.
     cost: Floats = pool.more_context_ms * prompt
     cost += pool.more_step_ms
     cost *= new
     blocks = math.ceil((prompt + new) / block_size)
     if least(pool.room) <= 0 or least(pool.free_blocks) < blocks:
         mine = pool.step_context_ms * prompt + pool.step_request_ms
+        # Others are taken to be as long as this one: of `max_running` one ends every
+        # `new / max_running` steps.
         waiting = np.maximum(1.0 - pool.room, 0.0) / pool.max_running
         waiting += np.maximum(blocks - pool.free_blocks, 0.0) / blocks
         cost += (pool.step_now + mine) * waiting * new
@@ -86,12 +89,14 @@ def decode_ms(pool: Pool, prompt: int, new: int, block_size: int, hits: Floats |
 
 def busy(pool: Pool, stage: str, queue_ms: Floats, config: MasterConfig) -> Floats:
     """`penalty`, and infinite where a worker has more to do than the thresholds allow. [rows]"""
+    # Where nothing is barred it stays the pool's own array, by which callers know that.
     penalty = pool.penalty
     longest, most = config.busy_queue_ms, config.busy_requests
     if longest and stage != DECODE and len(pool) and queue_ms[queue_ms.argmax()] > longest:
         penalty = np.where(queue_ms > longest, math.inf, penalty)
     if most:
         penalty = np.where(pool.requests >= most, math.inf, penalty)
+    # Twice the batch, as --busy-requests says for 0.
     elif stage in (DECODE, COMBINED) and least(pool.room) <= -1.0:
         penalty = np.where(pool.room <= -pool.max_running, math.inf, penalty)
     if stage in (DECODE, COMBINED) and least(pool.spare) <= 0:

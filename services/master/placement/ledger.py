@@ -49,8 +49,10 @@ class Ledger:
         held = self._held.get(report.request_id)
         if held is None:
             return None
+        # Before the stage ends below: that gives back the charges which both of these read.
         workers = _workers(held, report) if report.done else []
         learn(held, report, now_ms)
+        # The end of a whole request is told by `release`.
         if report.stage != "request":
             self._over(report)
         if report.stage == "encode":
@@ -87,6 +89,7 @@ class Ledger:
         while self._expiry and self._expiry[0][0] <= now_ms:
             _, name = heapq.heappop(self._expiry)
             held = self._held.get(name)
+            # A request that was placed anew stands in the heap twice, the first time too early.
             if held is not None and held.expires_at <= now_ms:
                 self.release(name, now_ms, done=False, lapsed=True)
                 count += 1
@@ -123,6 +126,7 @@ def _end_encode(
         return
     if (computes := held.prefill or held.decode) is not None:
         computes.awaits -= 1
+    # Before the release, after which no charge is live.
     live, slot = charge.live, int(charge.pool.slots[charge.row])
     charge.pool.release(charge, now_ms, done=ok, lapsed=lapsed)
     if not live:
@@ -131,6 +135,7 @@ def _end_encode(
     caches, pending = held.fleet.by_slot[slot].caches(held.predicted), under_way.get(mm_hash)
     if ok and caches is not None:
         caches.media.use((mm_hash,), now_ms)
+    # Another request may have had the picture encoded once more: that one is still joined.
     if pending is None or pending.charge is not charge:
         return
     if ok and caches is None:

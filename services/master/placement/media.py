@@ -62,6 +62,7 @@ class MediaPlacer:
         """`wait`: until the encoder that is soonest begins; `work`: what it then takes."""
         holders = index.media.holders(need.mm_hash)
         pending = index.pending.get(need.mm_hash)
+        # What has expired is swept once a second at most.
         if pending is not None and pending.expires_at <= now_ms:
             pending = None
         coming = pending is not None
@@ -114,9 +115,11 @@ class MediaPlacer:
         if self._policy.sees_media and not plan.request.predicted:
             if plan.hit_tokens >= item.end:
                 return ItemPlacement(name, "prefix")
+            # A guess counts a picture as held from its placement on, when it has yet to be encoded.
             on_its_way = item.coming and at.guessed is not None
             if item.holders >> at.slot & 1 and not on_its_way:
                 return ItemPlacement(name, "cached", at.target)
+        # The same picture twice in a prompt is encoded once.
         if name in plan.held.encodes:
             charge = plan.held.encodes[name]
             target = plan.fleet.by_slot[int(charge.pool.slots[charge.row])].target
@@ -137,6 +140,7 @@ class MediaPlacer:
             row, encode_ms = self._encoder(plan, item, must=source is None and not helps)
         if helps and plan.encoded_there_ms(item) + item.alone_ms < encode_ms:
             plan.local_ms += item.alone_ms
+            # `local_ms` has the item by now, so it would count twice.
             plan.comes_after(plan.encoded_there_ms(item) - item.alone_ms)
             return ItemPlacement(name, "local")
         if source is not None and fetch_ms <= encode_ms:

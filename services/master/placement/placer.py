@@ -63,8 +63,10 @@ class Placer:
             # How long several pictures wait for one another is known only now.
             check_objective(job.request, prefill, decode, job.fleet)
         _check_deadline(job.request, prefill.ttft_ms)
+        # Before the charge: `debug` shows the loads by which the workers were chosen.
         placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held, plan.local_ms)
+        # Last, as nothing can be refused any more: sending times are not given back.
         plan.commit()
         return placement
 
@@ -177,6 +179,7 @@ def _note_blocks(choice: Choice, job: Job) -> bool:
     caches = at.caches(request.predicted)
     if caches is None:
         return False
+    # In tokens: the keys may stand for blocks of another size than the worker's.
     tokens = float(choice.costs.pool.total_blocks[choice.row]) * at.info.block_size
     caches.blocks.use(request.block_keys, job.now_ms, int(tokens / request.block_size))
     return True

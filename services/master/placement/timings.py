@@ -16,6 +16,7 @@ _HELD, _ENCODED = 0.5, 0.8  # of an encode's time: less, and there was none; mor
 def learn(held: Reservation, report: Finished, now_ms: float) -> None:
     """Of a stage that was done, before what it holds is given back."""
     elapsed_ms = report.elapsed_s * 1e3
+    # No stage lasts longer than since its placement: what claims that is not learnt from.
     possible = 0.0 < elapsed_ms <= now_ms - held.placed_at + _SLACK_MS
     if not report.done or not possible:
         return
@@ -34,6 +35,7 @@ def learn(held: Reservation, report: Finished, now_ms: float) -> None:
 def _judge(held: Reservation, mm_hash: str, elapsed_ms: float, now_ms: float) -> None:
     """Whether an encoder had the picture that it was thought to hold: encoding takes its time."""
     guess = held.guessed.pop(mm_hash, None)
+    # A slot is used again: another worker may have it by now.
     if guess is None or held.fleet.by_slot.get(guess.at.slot) is not guess.at:
         return
     caches = guess.at.caches(held.predicted)
@@ -82,6 +84,7 @@ def decode_begins(held: Reservation, now_ms: float) -> None:
     charge = held.decode
     if charge is None or not charge.live or held.decoding_since is not None:
         return
+    # Engines that are asked only after prefill show it from here on, whatever was foreseen.
     charge.visible_at = min(charge.visible_at, now_ms)
     at = _at(held.fleet, charge)
     if at.learner is not None:
@@ -93,6 +96,7 @@ def decode_ends(held: Reservation, now_ms: float) -> None:
     """The request has ended, with any outcome."""
     charge, since = held.decode, held.decoding_since
     held.decoding_since = None
+    # Not `live`: a charge that a report has closed as lost still counts among the decodes.
     if charge is None or since is None or charge.pool.lives[charge.row] != charge.life:
         return
     at = _at(held.fleet, charge)

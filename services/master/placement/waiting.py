@@ -111,6 +111,8 @@ class WaitingRequests:
     def _serve_late(self, place: Place, now_ms: float, refused: Refused, share: float) -> bool:
         """The first one, if from now on it would meet a `share` of its objective."""
         for ticket in self.late.in_order():
+            # A copy, so that the ticket keeps its objective: what is late has one, of which
+            # `remaining` has taken the wait.
             asked = remaining(ticket, now_ms)
             asked.ttft_slo_s = share * (ticket.request.ttft_slo_s or 0.0)
             asked.tpot_slo_s = share * (ticket.request.tpot_slo_s or 0.0)
@@ -129,6 +131,7 @@ class WaitingRequests:
         """Whether the ticket has left this queue."""
         try:
             placement = place(asked)
+        # Stays in line; `in_order` goes on, as another may want other workers.
         except AllBusy:
             return False
         except TooLate as error:

@@ -54,6 +54,8 @@ class ProbeClient:
         self._session = aiohttp.ClientSession(
             headers=key.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
+            # The semaphores are the limit: a wait for a connection of aiohttp's pool would count
+            # against the timeout of a probe that has not begun.
             connector=aiohttp.TCPConnector(limit=0, ssl=tls or True),
         )
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -87,6 +89,7 @@ class ProbeClient:
     async def metrics_of(self, url: str) -> WorkerMetrics | None:
         """What a healthy worker's metrics say; None if it has none, or other ones."""
         try:
+            # Not every engine has this route, and one without it is no less healthy.
             return metrics_from(await self._get(f"{url}/metrics", suspect=False))
         except UpstreamError:
             return None

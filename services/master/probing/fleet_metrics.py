@@ -55,6 +55,7 @@ class FleetMetrics:
         async with self._asking:
             if time.monotonic() - self._made >= _FRESH_S:
                 pages = await self._pages()
+                # In a thread: up to _MAX_BYTES of text would hold up placements on the loop.
                 self._page = await asyncio.to_thread(merged, pages)
                 self._made = time.monotonic()
             return self._page
@@ -107,6 +108,7 @@ def merged(pages: Sequence[WorkerPage]) -> bytes:
 
 def _take(families: dict[bytes, _Family], page: WorkerPage) -> None:
     """What is neither a sample nor about one is left out."""
+    # A newline begins no sample's name: one before any HELP or TYPE has a family of its own.
     family, named = _Family(), b"\n"
     for line in (page.text or b"").splitlines():
         if about := _ABOUT.fullmatch(line):
@@ -115,6 +117,7 @@ def _take(families: dict[bytes, _Family], page: WorkerPage) -> None:
             family.about.setdefault(kind, line)
         elif found := _SAMPLE.fullmatch(line):
             name, labels, value = found.groups()
+            # Not equal: samples of a histogram have suffixes, as _bucket, that its TYPE has not.
             if not name.startswith(named):
                 named, family = name, families.setdefault(name, _Family())
             family.samples.append(_sample(name, labels or b"", value, page.labels))

@@ -31,6 +31,8 @@ class OrphanProber:
 
     async def run(self) -> None:
         """Probe again and again, until cancelled. A worker that answers late delays no other."""
+        # Here after a failure too: a probe that was cancelled before its first step has not run
+        # its `finally`, and its worker would never be asked again.
         self._asking.clear()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as probes:
             client: ProbeClient | None = None
@@ -42,12 +44,14 @@ class OrphanProber:
                     if info.instance_id not in self._asking:
                         self._asking.add(info.instance_id)
                         probes.create_task(self._probe(client, info))
+                # They are orphans from half a lease on: three tries before it lapses.
                 await asyncio.sleep(self.config.lease / 6)
 
     async def _client(self, stack: contextlib.AsyncExitStack) -> ProbeClient:
         from services.master.probing.client import ProbeClient
 
         return await stack.enter_async_context(
+            # Without the fleet key: /health asks for none, and another process may be there now.
             ProbeClient(self.config.probe_timeout, tls=self.config.client_context())
         )
 
@@ -83,6 +87,7 @@ def keep(replicator: Replicator, info: InstanceInfo, now: float) -> None:
     """An orphan answers for itself: renew its lease, here and where masters that start look."""
     known = replicator.master.registry.instances.get(info.instance_id)
     home = replicator.homes.elsewhere.get(info.instance_id)
+    # While it was asked it may have left, come here, or restarted: another life was not asked.
     if known is None or home is None or known.info.generation != info.generation:
         return
     replicator.master.registry.touch(info.instance_id, now * 1e3, replicator.master.config.lease)

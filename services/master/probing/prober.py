@@ -36,6 +36,8 @@ class Prober:
         await self.added.wait()
         from services.master.probing.client import ProbeClient
 
+        # This loop may begin again after a failure. A probe that was cancelled before its first
+        # step has not run its `finally`, and its worker would never be asked again.
         for probed in self.workers.all():
             probed.asking = False
         due, config = 0.0, self.config
@@ -73,6 +75,7 @@ class Prober:
             self.workers.alive(probed, time.monotonic(), metrics)
         except NotAsked:
             logger.warning("%s cannot be probed: no files or memory are left", probed.url)
+        # Also what the registry refuses: GET /instances shows it as the worker's error.
         except TriptychError as error:
             self.workers.failed(probed, error.message, time.monotonic())
         finally:

@@ -50,6 +50,7 @@ class SuspectProber:
             return LeaseAnswer(False)
         name = instance.info.instance_id
         asked_lately = now - self._asked.get(name, -_AGAIN_S) < _AGAIN_S
+        # Dropped, not waited for: the next proxy that cannot connect says so again.
         if asked_lately or self._queue.full():
             self.counts["skipped"] += 1
         else:
@@ -85,6 +86,7 @@ class SuspectProber:
             self.counts["skipped"] += 1
         except UpstreamError:
             self.counts["silent"] += 1
+            # A worker that has restarted meanwhile is another instance, which was not asked.
             if self.registry.instances.get(info.instance_id) is instance:
                 now_ms = time.monotonic() * 1e3
                 open_ms = self.config.lease * 1e3

@@ -28,6 +28,7 @@ def metrics_from(text: bytes) -> WorkerMetrics | None:
             _read(raw.decode("utf-8", "replace"), values)
     if not values["vllm:num_requests_running"]:
         return None
+    # vLLM has a sample for each data-parallel rank: counts add up, the usage is a mean.
     total = int(sum(values["blocks"]))
     usage = values["vllm:kv_cache_usage_perc"]
     used = min(1.0, sum(usage) / len(usage)) if usage else 1.0
@@ -35,6 +36,7 @@ def metrics_from(text: bytes) -> WorkerMetrics | None:
         queued=int(sum(values["vllm:num_requests_waiting"])),
         running=int(sum(values["vllm:num_requests_running"])),
         free_blocks=int(total * (1.0 - used)),
+        # How many are free is not known then; 0 in all says that nothing is told of blocks.
         total_blocks=total if usage else 0,
     )
     size = int(max(values["block_size"], default=0.0))
@@ -45,7 +47,9 @@ def _read(line: str, values: dict[str, list[float]]) -> None:
     name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
     if name not in _NAMES:
         return
+    # From the right: a label's value may hold a brace too.
     labels, _, number = rest.rpartition("}") if "{" in line else ("", "", rest)
+    # A timestamp may follow the value.
     value = _number(number.strip().split(" ")[0])
     if name == "vllm:cache_config_info":
         found = dict(_LABEL.findall(labels))

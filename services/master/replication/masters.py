@@ -124,6 +124,7 @@ class OtherMasters:
         report = Finished(ended.request_id, ended.stage, ended.mm_hashes, aborted=not ended.ok)
         if not ended.stray:
             other.ledger.finish(report, now_ms)
+        # Every master hears it: one has placed the request, the others count it as that one's.
         elif self.master.ledger.finish(report, now_ms) is None:
             self.finish(report, now_ms)
 
@@ -138,6 +139,7 @@ class OtherMasters:
     def expire(self, now: float) -> None:
         """Placements lapse in time, and all of a master that is not heard any more."""
         for name, other in list(self._others.items()):
+            # The word of an end may be lost: the channel keeps no messages.
             other.ledger.expire(now * 1e3)
             if now - other.heard > self.silent_s:
                 other.ledger.clear(now * 1e3)

@@ -17,6 +17,7 @@ from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage
 
 logger = logging.getLogger(__name__)
 MAX_KEYS = 8192  # blocks of one prompt that are told; what is beyond is found out by events
+# A larger change is not sent, so that no message is too large for those who read it.
 LARGEST_CHANGE = 15 << 20
 LARGEST_MESSAGE = 16 << 20
 _MESSAGE_BYTES = 1 << 20  # a channel of Redis holds no more than a few MB that wait to be read
@@ -149,6 +150,7 @@ class Removed(Change, tag="removed"):
 
 class _Message(msgspec.Struct, array_like=True):
     sender: Name
+    # Read one by one: a change that cannot be read costs none of the others.
     changes: list[msgspec.Raw]
 
 

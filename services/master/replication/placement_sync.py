@@ -72,6 +72,7 @@ def restore(
     that no master counts with."""
     _check(placed)
     held = Reservation(fleet, now_ms + placed.ttl_ms, predicted=placed.predicted)
+    # The master that moves workers between roles may be this one, and place nothing itself.
     if placed.media:
         fleet.media_at = now_ms
     for encode in placed.encodes:
@@ -85,6 +86,7 @@ def restore(
     if (computes := held.prefill or held.decode) is not None:
         computes.pool.await_stages(computes, len(held.encodes))
     keys = array(KEY_TYPE)
+    # As many whole keys as there are: `frombytes` raises for a part of one.
     keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
     if first is not None:
         _expect(placed, keys.tolist(), held, first, now_ms)
@@ -135,6 +137,7 @@ def _restore_encode(
     if at is not None and encode.expires_ms > 0:
         ready, expires = now_ms + encode.ready_ms, now_ms + encode.expires_ms
         pending = PendingEncode(at.slot, ready, expires, charge)
+        # An encode that is known here already stays the one to be joined.
         held.fleet.index(held.predicted).pending.setdefault(encode.mm_hash, pending)
 
 

@@ -63,6 +63,7 @@ class Receiver:
                 self.learn(change, now, self.master.config.lease)
             case Beat():
                 self._hear_beat(sender, change.beat, now)
+            # For masters that do not know the worker. The others probe it themselves.
             case Kept():
                 self._want(change.worker.info.instance_id, change.worker.info.generation)
             case Left():
@@ -95,6 +96,7 @@ class Receiver:
             if known is not None and known.info.url != info.url and info.url < known.info.url:
                 registry.deregister(InstanceName(name))  # the same winner on every master
             registry.register(info, now * 1e3, lease_s)
+            # As old as its life, not as this master's knowledge of it: `check_newer` compares that.
             registry.instances[name].since = since
         elif self.homes.speaks_to_us(name, now):
             lease_s = 0.0  # its own word is newer than what another master says of it
@@ -139,6 +141,7 @@ class Receiver:
             self.wake()
 
     def _hear_left(self, left: Left, now: float) -> None:
+        # A lapse is one master's silence; who deregistered has left them all.
         if not (left.lapsed and self.homes.speaks_to_us(left.instance_id, now)):
             self.master.registry.deregister(InstanceName(left.instance_id, left.generation))
 
@@ -151,5 +154,6 @@ class Receiver:
     def _hear_opened(self, opened: Opened, now: float) -> None:
         instance = self.master.registry.instances.get(opened.instance_id)
         if instance is not None and instance.info.generation == opened.generation:
+            # No longer than this master's own flag says, whatever another one's is.
             longest = self.master.config.breaker_open * 1e3
             self.master.registry.breakers.open(instance, now * 1e3, min(opened.open_ms, longest))

@@ -30,6 +30,7 @@ def check_redis_url(url: str) -> None:
     """`ConfigError` if no client can be made of it."""
     try:
         connection = client_of(url).connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        # Else it would be found out by each attempt to connect, as a UnicodeError.
         str(getattr(connection, "host", "")).encode("idna")
     except (ValueError, TypeError, RedisError) as error:
         raise ConfigError(f"--redis-url: {error}") from None
@@ -62,6 +63,7 @@ async def scan(client: Redis, prefix: str, most: int) -> AsyncIterator[list[str]
     """Names of keys, some at a time, `most` in all."""
     names: list[str] = []
     async for key in client.scan_iter(match=prefix + "*", count=_AT_ONCE):
+        # Others may write keys here: one that is no text must not end the scan.
         names.append(key.decode(errors="replace"))
         if len(names) >= _AT_ONCE:
             yield names
@@ -82,6 +84,7 @@ async def values(client: Redis, names: list[str]) -> list[tuple[str, bytes, int]
     found = []
     for name, value, ttl_ms in zip(names, answers[::2], answers[1::2], strict=True):
         if value is not None:
+            # An error of a key of another type comes as a value, as nothing is raised.
             held = value if isinstance(value, bytes) else b""
             found.append((name, held, ttl_ms if isinstance(ttl_ms, int) else 0))
     return found

@@ -189,6 +189,7 @@ class RedisLink:
         self.replicator.counts["told"] += len(changes)
         renewed = [name for name in written if name is not None]
         for name, done in zip(renewed, answers, strict=False):
+            # PEXPIRE answers 0 for a key that is gone: it is written anew.
             if name and not done:
                 self.replicator.repeat(name, time.monotonic())
 

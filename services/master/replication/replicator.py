@@ -110,6 +110,7 @@ class Replicator:
         """A worker was drained, or taken back, by a call here."""
         info = self.master.registry.instances[name.instance_id].info
         if not name.draining:
+            # Apart from `Joined`, by which other masters drain a worker but never take one back.
             self.tell(Resumed(info.instance_id, info.generation))
         self.tell(self._joined(info, now))  # what is written down of it changes too
 
@@ -154,6 +155,7 @@ class Replicator:
 
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         """Told here of a request that was placed elsewhere: who has done their part in it."""
+        # Also where --replica-sync is off: the master that has placed it must hear of the end.
         if self.connected:
             ended = Ended(
                 report.request_id, report.stage, report.mm_hashes, report.done, stray=True

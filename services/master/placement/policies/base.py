@@ -64,6 +64,7 @@ class Policy(abc.ABC):
         lowest = least(scores)
         priced = math.isfinite(lowest)
         slack = max(slack, ratio * lowest) if ratio else slack
+        # All prices may be infinite, of an absurd rate: any row without a penalty then does.
         near = (scores <= lowest + slack if priced else costs.penalty == 0.0).nonzero()[0]
         if len(near) == 1:
             return int(near[0])
@@ -76,6 +77,7 @@ class Policy(abc.ABC):
     def draw(self, weights: Floats) -> int:
         """A row at random, in proportion to its weight; at least one is positive. [rows]"""
         total = np.cumsum(weights)
+        # Rounding may draw a row behind the last one that has a weight.
         row = int(np.searchsorted(total, self.rng.random() * float(total[-1]), side="right"))
         return row if row < len(weights) and weights[row] > 0.0 else int(weights.argmax())
 

@@ -38,6 +38,7 @@ class CostPolicy(Policy):
         stand behind it, and a prefix computed twice is time lost for all of them. The average is
         harmonic: a few idle workers count for more than a crowded one."""
         pool, weight = costs.pool, self.config.work_weight
+        # Nothing is barred: the pool keeps both sums, so that no array is looked at.
         if costs.penalty is pool.penalty:
             return weight * pool.able / pool.shares
         able = costs.penalty == 0.0

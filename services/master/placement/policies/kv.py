@@ -48,6 +48,7 @@ class KVPolicy(Policy):
         scores = self.scores(costs) + costs.penalty
         if self.config.temperature <= 0:
             return self.least(scores, costs)
+        # Scaled to their range, as in Dynamo's router: a temperature means the same under any load.
         lowest, able = least(scores), scores[np.isfinite(scores)]
         scale = (float(able.max()) - lowest) * self.config.temperature
         return self.draw(np.exp((lowest - scores) / (scale or 1.0)))

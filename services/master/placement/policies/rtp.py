@@ -10,6 +10,7 @@ from services.master.fleet.columns import Floats
 from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 
+# Both are RTP-LLM's own.
 _SLACK_MS = 20.0
 _OVERLOADED = 3.0
 
@@ -39,6 +40,7 @@ class RTPPolicy(Policy):
     def pick(self, costs: StageCosts) -> int:
         scores = self.scores(costs) + costs.penalty
         if costs.stage == DECODE:
+            # Of a barred row 0: infinity times an --rtp-decay of 0 is no number.
             beyond = np.where(costs.penalty > 0.0, 0.0, scores - least(scores))
             weights = np.exp(-self.config.rtp_decay * beyond) * (costs.penalty == 0.0)
         else:

@@ -17,6 +17,7 @@ from services.master.placement.policies.base import Policy
 class RoundRobinPolicy(Policy):
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
+        # Weak: the pools of a model that is forgotten go. By pool: models take turns apart.
         self._last: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 
     def scores(self, costs: StageCosts) -> Floats:
