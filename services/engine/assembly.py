@@ -56,6 +56,7 @@ class Assembly:
         self._connectors = Connectors(config.ec, config.kv, config.device, self._curve)
         self.adapters: Adapters | None = None
         self._media = "vision" in config.parts
+        # None until `_build` has made them: `close` may come in the middle of it.
         self._cores: CoreShare | None = None
         self.kv: KVConnector | None = None
         self.generate: GenerateCore | None = None
@@ -103,6 +104,7 @@ class Assembly:
             self.layout, self.max_model_len = part.layout, part.max_model_len
             self.parameter_bytes["language"] = part.parameter_bytes
             self._media = self._media or part.takes_media
+        # Last: only the language model says whether prompts may hold media, whose events are told.
         self._events = self._publish()
 
     @contextlib.contextmanager
@@ -153,6 +155,7 @@ class Assembly:
                 last_to_first.callback(self.kv.close)
             if self._grammars is not None:
                 last_to_first.callback(self._grammars.close)
+            # Entered last, closed first: what these give up is told to peers by the connectors.
             if self.generate is not None:
                 last_to_first.callback(self.generate.close)
             if self.encode is not None:
@@ -160,6 +163,7 @@ class Assembly:
 
 
 def _core_share(config: EngineConfig) -> CoreShare | None:
+    # A number of threads that was asked for is kept, whatever other engines do.
     if not config.share_cores or config.num_threads or config.device != "cpu":
         return None
     try:

@@ -46,6 +46,7 @@ def contained(
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory, of a GPU or of this process, did not suffice."""
+    # PyTorch's allocator of a CPU raises a plain RuntimeError: its words alone tell what it is.
     words = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError)
@@ -98,6 +99,7 @@ class StepGuard(Generic[_R]):
                 raise
             outputs = self._fail(told(caught))
             if problems := self._problems():
+                # A block with wrong books may get two owners, and a request the KV of another.
                 logger.error("the engine's books are wrong: %s", "; ".join(problems))
                 raise
         else:

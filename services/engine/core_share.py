@@ -49,6 +49,7 @@ class CoreShare:
         self._path = folder / f"{_PREFIX}{uuid.uuid4().hex}"
         self._file = create_locked(self._path)  # for as long as this engine lives
         os.ftruncate(self._file, _BYTES)
+        # Not locked: readers find the former value or the new one of an aligned float64.
         self._mine = np.memmap(self._path, np.float64, "r+", shape=(1,))
         self._others: dict[Path, NDArray[np.float64]] = {}
         self._looked = -math.inf
@@ -62,6 +63,7 @@ class CoreShare:
         try:
             yield
         finally:
+            # Not −∞ as in `rest`: between two steps of a request others should not take the cores.
             self._mine[0] = self._clock()
 
     def watch(self, model: nn.Module) -> None:
@@ -95,6 +97,7 @@ class CoreShare:
         for path in set(self._others) - found:
             del self._others[path]
         for path in found:
+            # One that was killed while it computed has left infinity there, but its lock is gone.
             if not locked(path):
                 self._others.pop(path, None)
             elif path not in self._others:

@@ -22,6 +22,7 @@ class Engine(Assembly):
         """Each part's steps fail on their own."""
         super()._build(wake)
         queue, core = self.encode, self.generate
+        # No request is at fault where polling raises: none ends, unless that goes on.
         self._polling: StepGuard[None] = StepGuard(self._poll, lambda _: [], lambda: [])
         self._encoding = (
             StepGuard(self._encode, queue.fail_all, lambda: []) if queue is not None else None
@@ -45,6 +46,7 @@ class Engine(Assembly):
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:
         """Encode one batch and run one batch of tokens, as far as there is work. What raises ends
         requests, see `StepGuard`."""
+        # First: which pictures are encoded next depends on what consumers ask for.
         self._polling.step()
         decoding = self.generate is not None and self.generate.scheduler.decoding
         self._delay.begin(decoding=decoding)
@@ -98,12 +100,14 @@ class Engine(Assembly):
             return 0.0
         if self.generate is not None and self.generate.progressed:
             return 0.0
+        # Only before a real sleep: once armed, a transport tells by its descriptors what comes.
         if not self._connectors.arm():
             return 0.0
         waiting = self.generate is not None and (
             len(self.generate) or self.generate.transfers.active or self.generate.tiers.active
         )
         if waiting or self.ec.active or (self.encode is not None and self.encode.blocked):
+            # Fences, copies of tiers, deadlines and leases wake nothing: they have to be looked at.
             return 0.001
         return 1.0
 
@@ -139,6 +143,7 @@ class Engine(Assembly):
         problems = self.ec.check_integrity()
         if self.generate is not None and self.kv is not None:
             problems += self.generate.check_integrity()
+            # At rest alone: it takes each offer and fetch that is open for one that leaked.
             if not self.generate.transfers.active:
                 problems += self.kv.check_integrity()
         return problems
@@ -148,6 +153,7 @@ class Engine(Assembly):
             self.generate.scheduler.blocks.reset_prefix_cache()
             self.generate.tiers.clear()
             if self._log is not None:
+                # Last: it stands for each removal that the pool has just noted.
                 self._log.blocks_cleared()
         if encoder:
             self.ec.clear()

@@ -73,6 +73,7 @@ def _ensure(variable: str, usual: Path, name: str) -> None:
     folder = usual
     if not _can_write(usual):
         folder = Path(tempfile.gettempdir()) / f"triptych-{os.getuid()}-{name}"
+        # Code is loaded from there: another user could have made the folder first, with code in it.
         make_private(folder, f"set {variable} to a folder of your own")
     os.environ[variable] = str(folder)
 

@@ -100,6 +100,7 @@ def num_blocks_of(config: EngineConfig, block_bytes: int, activations: int = 0) 
             "a GPU, --gpu-memory-utilization, or lower --block-size"
         )
     needed, free = num_blocks * block_bytes, available_bytes()
+    # A GPU refuses what it does not have. Host memory is granted, and the process killed later.
     if config.device == "cpu" and needed > free:
         raise ConfigError(
             f"KV cache of {needed} bytes does not fit into the {free} bytes of free memory: "

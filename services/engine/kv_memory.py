@@ -71,6 +71,7 @@ def profiled(config: EngineConfig) -> Memory | None:
 def kv_compatibility(config: EngineConfig, layout: KVLayout) -> str:
     """What two engines must share for the KV of one to mean anything to the other."""
     form: dict[str, Any] = msgspec.to_builtins(layout)
+    # Quantized weights make other KV, in a layout that is the same.
     if config.quantization:
         form["quantization"] = config.quantization
     if layout.dtype != config.dtype:  # codes: of what a model of this type has computed
@@ -96,6 +97,7 @@ def tier_stores(config: EngineConfig, pool: torch.Tensor, compatibility: str) ->
         if on_disk:
             path = Path(config.kv_disk_path)
             stores.append(FileStore(path, host.memory, pool, on_disk, compatibility))
+        # Nothing has failed: from here on the caller closes them.
         opened.pop_all()
     return stores
 

@@ -133,6 +133,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             _fetches(config, kv, scheduler, vocabulary),
             KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
         )
+        # Nothing has failed: from here on the caller closes what is open.
         opened.pop_all()
     if model.adapters is not None:
         model.adapters.load_all(config.lora_modules)
@@ -203,6 +204,7 @@ def _scheduler(
         model.bidirectional_media,
         config.max_prefill_beside_decode,
         decode_steps=_DECODE_STEPS if recorded and guesses is None else 1,
+        # Steps with an adapter are not recorded: blocks for several of them would lie idle.
         adapted_decode_steps=False,
         drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
         most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
@@ -230,6 +232,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
     activations = 0
     if memory is not None:
         activations = encode_peak(vision, memory, patches, config.max_media_pixels)
+    # An encoder has no tokens that its runs could hold up.
     sliced = "language" in config.parts and config.max_decode_delay_s > 0
     queue = EncodeQueue(
         vision,

@@ -31,6 +31,7 @@ from services.engine.pulse import Pulse, StepClock
 
 logger = logging.getLogger("engine")
 _ROUND_MS = 20  # between two looks at peers and signals while the worker takes no events
+# Any other command may take long, as loading an adapter does, and is part of a step.
 _QUICK = (messages.Generate, messages.Encode, messages.Abort, messages.Query)
 _LAST_WORDS_S = 1.0  # for what is said at the end, to a worker that may not listen any more
 
@@ -105,6 +106,7 @@ class EngineProcess:
                 return
             if self._wake in ready:
                 os.eventfd_read(self._wake)
+            # Before the commands are taken: one that hangs must show as a step that does not end.
             steps.begin()
             outputs, encoded = self._receive(engine)
             stepped = engine.step()
@@ -132,6 +134,7 @@ class EngineProcess:
         for new in set(sockets) - self._peers:
             self._poller.register(new, zmq.POLLIN)
         self._peers = set(sockets)
+        # Right before the poll: it arms the transports whose descriptors are polled.
         wait_ms = round(engine.wait_s * 1000)
         if wait_ms:
             engine.rest()

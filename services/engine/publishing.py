@@ -36,6 +36,7 @@ class EventThread:
         self._publisher = Publisher(self._context, kv, ec, curve)
         self.sources: list[EventSource] = self._publisher.sources
         self._max_steps = max_steps
+        # Without a lock: a deque's append, popleft and clear are safe from several threads.
         self._queue: deque[Changes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._stopping = False
@@ -59,6 +60,7 @@ class EventThread:
         try:
             self._serve()
         except BaseException as error:
+            # Kept for `hand`, which raises in the engine: no master may go by events that stopped.
             self._error = error
             raise
         finally:
@@ -89,6 +91,7 @@ class EventThread:
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(_STOP_S)
+        # A ZMQ socket belongs to one thread: one that hangs keeps what it may still use.
         if not self._thread.is_alive():
             os.close(self._wake)
             self._context.destroy(linger=0)

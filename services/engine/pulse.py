@@ -42,6 +42,7 @@ class StepClock:
             self._longest = max(self._longest, now - began)
         self._steps += 1
         self._ended = now
+        # After `_ended`: else a reader would take the time since the step before for idle.
         self._began = None
         self._sizes.end()
 

@@ -95,6 +95,7 @@ def adapters_after(adapters: LoadableAdapters | None, wanted: ChangeAdapters) ->
             adapters.unload(wanted.name)
     except TriptychError as error:
         return AdapterTable(wanted.query_id, error=error_info(error))
+    # A caller names the files that are read: whatever that raises must not end the step loop.
     except Exception as error:
         logger.exception("LoRA adapter '%s' could not be changed", wanted.name)
         return AdapterTable(wanted.query_id, error=error_info(error))
@@ -122,6 +123,7 @@ def load_of(engine: Reporting) -> Load:
 
     An encoder has its store's bytes to tell of, others those of the embeddings beside the engine.
     """
+    # The meter goes by the growth of the connectors' counts from one reading to the next.
     engine.meter.transferred(engine.transfer_stats())
     scheduler = engine.generate.scheduler if engine.generate is not None else None
     queued = running = tokens = context = 0

@@ -65,8 +65,10 @@ class Answering:
         """Faults instead of an answer; the others are for the code that writes the answer."""
         match fault.kind:
             case "hang":
+                # Until the client leaves: the server cancels the handler then.
                 await asyncio.Event().wait()
             case "die":
+                # As a process that is killed: nothing is said or cleaned up.
                 os._exit(1)
             case "drop":
                 raise Cut
@@ -171,6 +173,7 @@ class EventWriter:
         if self._fault is None:
             await self.response.write(b"".join([sse(data) for data, _ in events]))
             return
+        # One by one, as a fault may fall between two tokens of a step.
         for data, tokens in events:
             await self._send_one(self._fault, data)
             self._sent += tokens

@@ -29,6 +29,7 @@ class Pace:
         if half:
             line = self.first_s - half
             steps = (math.sqrt(line * line + 4 * half * seconds) - line) / (2 * half)
+        # The root is rounded: the loop counts on to the first that takes so long.
         count = max(1, math.floor(steps))
         while self.seconds(count) < seconds - 1e-12:
             count += 1
@@ -51,6 +52,7 @@ class Batch:
         first = timing.prefill_s(work.computed, work.reused)
         first += timing.decode_s(work.requests, work.context)
         more = 0.0
+        # All of them decode then, and each step has one token of context more for each.
         if steps > 1:
             more = timing.decode_s(work.requests, work.context + work.requests) - first
         return Batch(chunks, start, Pace(first * factor, more * factor), steps)

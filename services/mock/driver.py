@@ -18,6 +18,7 @@ from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 from services.mock.waiting import Observe, Sink, Waiters
 
+# In a row; then other callbacks of the event loop have their turn.
 _STEPS_AT_ONCE = 64
 _TICK_S = 0.001  # the resolution of the loop's timers
 
@@ -52,6 +53,7 @@ class Driver:
         """
         choices = set(request.emitted) or set(range(request.sampling.n))
         sink = Sink(choices, observe, whole=whole)
+        # Before the sink is known: a request that is refused must not take another's with its id.
         self.engine.add(request, local)
         self._sinks[request.request_id] = sink
         self.wake()
@@ -163,6 +165,7 @@ class Driver:
             case KeepKV(ref):
                 self._start(self._peers.keep(ref), "")
             case ReleaseKV(ref):
+                # The open question first: its answer would renew the lease of what is let go.
                 for task in [t for t, name in self._tasks.items() if name == ref.request_id]:
                     task.cancel()
                 self._start(self._peers.release(ref), "")

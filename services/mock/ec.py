@@ -198,6 +198,7 @@ class CountedEC(ECConnector):
 
     def _arrived(self, mm_hash: str, load: _Load, count: int) -> None:
         load.found = rows(count)
+        # Since this load was cancelled another one of the same name may have begun.
         if self._loads.get(mm_hash) is load:
             del self._loads[mm_hash]
 

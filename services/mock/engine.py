@@ -131,7 +131,9 @@ class Engine:
 
     def add(self, source: GenerateRequest, local: Collection[str] = ()) -> None:
         """Queue a request; `local` are items whose media came with it. Raises `InvalidRequest`."""
+        # Before it is expected, as it may be refused. Embeddings are asked for in a later step.
         self.core.admit(source)
+        # Fetched KV needs no embeddings: what is expected for it would never be released.
         if not has_remote_prefill(source.kv_transfer_params):
             self.ec.expect(source.request_id, source.mm_items, local)
 
@@ -155,6 +157,7 @@ class Engine:
         self.timers.run(now)
         worked: Worked = []
         encoded, outputs = self._compute(now, worked)
+        # Copied and cleared, not replaced: the connectors hold the same lists.
         step = Step(outputs, encoded, list(self._actions), list(self.offers.settled))
         if self._log is not None:
             step.kv_events, step.ec_events = self._log.take()

@@ -74,6 +74,7 @@ class Instance:
         settings = replace(
             shared, instance_id=uuid.uuid4().hex, generation=uuid.uuid4().hex[:16], port=port
         )
+        # A seed for each: workers that draw alike would be slow, and fail, at the same time.
         noise = Noise(config.jitter, config.seed + number)
         engine = Engine(settings, config.timing(), noise, time.monotonic)
         faults = Faults(parse_faults(config.faults or "[]"), config.seed + number)

@@ -105,6 +105,7 @@ class CountedLoads:
     def _load(self, ref: KVRef) -> _Load | None:
         """The load that a message is about; None if it has ended."""
         load = self._loads.get(ref.request_id)
+        # By identity: a later load of the same request has a handle of its own.
         return load if load is not None and load.ref is ref else None
 
     def copy(self, load: _Load) -> None:
@@ -113,6 +114,7 @@ class CountedLoads:
             return
         seconds = self._noise.on(self._timing.kv_s(load.blocks))
         load.number += 1
+        # A copy into a place that was taken away ends under a number that is not the load's.
         number = load.number
         self._timers.at(self._clock() + seconds, lambda: self._copied(load, number))
 

@@ -65,6 +65,7 @@ class CountedOffers:
     def withdraw(self, request_id: str) -> None:
         """End it from this side; idempotent."""
         self._settle(request_id)
+        # `poll` does not tell of it: the engine, which withdraws it, frees the blocks.
         self._sealed.pop(request_id, None)
 
     def find(self, request_id: str) -> OfferBody | None:
@@ -92,6 +93,7 @@ class CountedOffers:
     def poll(self) -> list[str]:
         """Offers that have ended by themselves: fetched, released or late."""
         now = self._clock()
+        # In the order of expiry: `find` moves what it renews to the end.
         while self._sealed and (oldest := next(iter(self._sealed.items())))[1].expires <= now:
             self.expired += 1
             self.release(oldest[0])

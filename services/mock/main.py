@@ -111,6 +111,7 @@ async def _open_all(
     """Every worker listens, and says so in a line of its own: scripts and tests wait for it."""
     shared = config.settings()
     context = zmq.asyncio.Context(io_threads=1)
+    # Each worker may have four; by default a context has 1023 in all.
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     stack.callback(context.destroy, linger=0)
     table = routes(config)

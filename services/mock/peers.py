@@ -24,7 +24,7 @@ CONFIRM_PATH = "/mock/kv/confirm"
 RELEASE_PATH = "/mock/kv/release"
 EMBEDDINGS_PATH = "/mock/embeddings/"
 _POLL_S = 5.0
-_MARGIN_S = 5.0
+_MARGIN_S = 5.0  # beyond what a peer may let a question wait
 
 
 class KVQuestion(msgspec.Struct, omit_defaults=True):
@@ -76,6 +76,7 @@ class Peers:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
+                # aiohttp opens 100 by default; more workers than that may wait for peers at a time.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
                 timeout=aiohttp.ClientTimeout(total=_POLL_S + _MARGIN_S, sock_connect=2.0),
             )

@@ -31,6 +31,7 @@ class Publisher:
         config = parse_events(f'{{"buffer_steps": {_BUFFERED}}}', host, default=True)
         assert config is not None
         self._publisher = publisher.Publisher(
+            # A shadow of the same context: its sockets are not asyncio's, whose calls are awaited.
             zmq.Context(context),
             config.blocks() if blocks else None,
             config.embeddings() if embeddings else None,
@@ -38,6 +39,7 @@ class Publisher:
         )
         self._loop = asyncio.get_running_loop()
         for socket in self._publisher.sockets:
+            # ZMQ's descriptors tell of changes alone: `answer` takes all that has come.
             self._loop.add_reader(socket.fileno(), self._publisher.answer)
 
     @property

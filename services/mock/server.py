@@ -80,6 +80,7 @@ class Server:
             self._listener = None
         for protocol in self._protocols.connections:
             if protocol.transport is not None:
+                # Not `close`, which would first send what is in the buffers.
                 protocol.transport.abort()
         if self._reopen is not None:
             self._reopen.cancel()
@@ -113,6 +114,7 @@ class Server:
             return await handler(instance, answering)
         except Cut:
             answering.cut()
+            # aiohttp wants a response, which is not sent any more.
             return web.Response()
         except web.HTTPRequestEntityTooLarge:
             limit = instance.config.max_body_bytes
@@ -121,6 +123,7 @@ class Server:
             )
         except TriptychError as error:
             return answering.error(error)
+        # The client has left: aiohttp cancels the handler, or a write fails.
         except (asyncio.CancelledError, ConnectionError):
             instance.errors["aborted"] += 1
             raise
@@ -142,6 +145,7 @@ class Server:
     def _route(self, request: web.BaseRequest) -> Handler:
         path = request.path
         found = self._routes.get((request.method, path))
+        # The one kind of route that ends with a name: EMBEDDINGS_PATH.
         if found is None and path.count("/") == 3:
             found = self._routes.get((request.method, path.rpartition("/")[0] + "/"))
         if found is None:

@@ -43,6 +43,7 @@ class Vocabulary:
 
     def tokens(self, digest: int, seed: int, choice: int, start: int, count: int) -> list[int]:
         """The tokens of `choice` at output positions start … start + count − 1."""
+        # Positions stay far below 2**40: no two choices ever have the same state.
         state = _mixed(digest ^ _mixed(seed & _MASK)) ^ (choice << 40)
         first, span = self.first, self.count
         return [first + _mixed(state ^ i) % span for i in range(start, start + count)]

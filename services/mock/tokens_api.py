@@ -31,6 +31,7 @@ async def generate(instance: Instance, answering: Answering) -> web.StreamRespon
         answering.spoil(outputs)
         if stream:
             return await _stream(answering, wanted, outputs, steps)
+        # To its end: closed before it, the task log would note that the client has left.
         with contextlib.suppress(StopAsyncIteration):
             await anext(steps)
     return await answering.whole(msgspec.json.encode(whole_answer(wanted, outputs)))

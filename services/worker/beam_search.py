@@ -50,7 +50,9 @@ class BeamSearch:
         """What may follow each running beam."""
         width, sampling = self.sampling.beam_width, self.sampling
         length = self.length + 1
+        # Enough for `width` beams that go on, though each of them may also end in every way.
         kept = self._candidates(following)[: max(2, 1 + len(self.ends)) * width]
+        # As in transformers: an end that is not among the likeliest `width` does not count.
         for beam in kept[:width]:
             if self._ends(beam):
                 self._end(beam)
@@ -59,6 +61,7 @@ class BeamSearch:
         # A single beam is greedy: it ends where it ends.
         self.done = not self.running or (full and (sampling.early_stopping is True or width == 1))
         if full and not self.done:
+            # With a penalty above 0 a beam may still gain by its length, up to the longest.
             far = sampling.early_stopping == "never" and sampling.length_penalty > 0.0
             best = self._score(self.running[0], sampling.max_tokens if far else length)
             self.done = best <= self.ended[-1].score

@@ -27,6 +27,7 @@ async def beam_steps(generate: Generate, request: GenerateRequest, eos: Collecti
     sampling, began = request.sampling, time.monotonic()
     ends: dict[int, int | None] = {} if sampling.ignore_eos else dict.fromkeys(eos)
     ends |= {token: token for token in sampling.stop_token_ids if token not in ends}
+    # The search decides what ends a beam; the engine says only what may follow.
     one = SamplingParams(
         max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=alternatives(sampling, len(ends))
     )

@@ -84,6 +84,7 @@ async def _run(
     """Generate; a worker that has the vision part encodes the request's media itself."""
     if rendered.media and "vision" in worker.role.parts:
         await _encode(worker, rendered)
+    # Closed with this generator: else the engine would go on until that one is collected.
     async with contextlib.aclosing(worker.generate(rendered.generate, rendered.record)) as steps:
         async for outputs in steps:
             yield outputs

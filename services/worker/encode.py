@@ -26,6 +26,7 @@ def router(worker: Worker) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(ENCODE_PATH)
+    # Not `admitted`: a worker that drains still hands out the embeddings that it has.
     @counted(worker.open)
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""

@@ -52,6 +52,7 @@ class EngineClient(EngineLink):
         """Stop requests, whose choices end with the reason "abort", or one choice of each, of which
         nothing more is said."""
         names = list(request_ids)
+        # Whether or not an engine hears of it: the callers' wait ends below.
         with contextlib.suppress(Unavailable):
             self._send(messages.Abort(names, index))
         for name in names if index is None else ():

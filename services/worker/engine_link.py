@@ -86,6 +86,7 @@ class EngineLink:
         self._changed = changed
         self._watch_beats = StallWatch(f"ipc://{directory}/beats", bounds, self._stall_changed)
         context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
+        # Not asyncio's, so that `_send` knows at once whether the engine takes a command.
         self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
         self._events: Any = context.socket(zmq.PULL)
@@ -134,6 +135,7 @@ class EngineLink:
         self._tasks = [asyncio.create_task(one) for one in work]
         try:
             async with asyncio.timeout(timeout_s):
+                # Else a timeout would cancel the future, and `_receive` fail where it sets it.
                 await asyncio.shield(self._ready)
         except TimeoutError:
             raise Unavailable(

@@ -36,6 +36,7 @@ def router(worker: Worker) -> APIRouter:
         deadline = Deadline.after(wanted.deadline_s)
         steps = worker.generate(wanted, record_of(request.scope))
         if stream:
+            # Before the head is sent: an error until then is answered with a status of its own.
             first = await while_connected(request, anext(steps))
             events = _events(wanted, first, steps)
             return EventStream(events, deadline=deadline, failed=lambda e: _failed(wanted, e))

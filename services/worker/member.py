@@ -15,7 +15,7 @@ from services.membership.registration import Registration
 from services.worker.worker import Worker
 
 logger = logging.getLogger("worker")
-_ASK_S = 0.5
+_ASK_S = 0.5  # a heartbeat must not wait for the end of a long step
 
 
 class WorkerMember:
@@ -94,6 +94,7 @@ async def registered(worker: Worker, registration: Registration) -> AsyncGenerat
         yield
     finally:
         telling.cancel()
+        # As its own drain: a master's answer that is still on its way must not take it back.
         worker.draining, worker.drained_by_master = True, False
         await registration.close()
         await handed_over(worker)
@@ -108,6 +109,7 @@ async def handed_over(worker: Worker) -> None:
             return False  # there is no engine that could hand out anything
         try:
             statistics = await worker.engine.statistics(awaited=True, timeout_s=_ASK_S)
+        # No answer in time: the engine may still keep something that others need.
         except TriptychError:
             return not worker.engine.outage
         return worker.in_flight > 0 or statistics.awaited > 0

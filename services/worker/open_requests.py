@@ -19,11 +19,13 @@ class Generating:
 
     left: set[int]
     record: RequestRecord
+    # Without a bound, as `hand` must not wait: one slow client would hold up all others.
     queue: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
 
     async def take(self) -> list[RequestOutput]:
         """What has arrived since the last time, at least one; an error is raised."""
         gained: list[RequestOutput] = []
+        # All that is here at once: a client that lags gets fewer events, of more tokens each.
         while not gained or not self.queue.empty():
             output = await self.queue.get()
             if output.error is not None:

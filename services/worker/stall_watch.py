@@ -46,6 +46,7 @@ class StallJudge:
         self.progress = Progress()
         self.stall = ""  # why it is taken for stalled, "" if it is not
         self._bounds = bounds
+        # None before the first beat: an engine sends none while it loads its model.
         self._silent_s: float | None = None
 
     def heard(self, progress: Progress) -> bool:

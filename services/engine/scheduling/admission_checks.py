@@ -54,6 +54,7 @@ class AdmissionChecks:
                 param="kv_transfer_params",
             )
         self._check_media(source)
+        # Last: positions and keys rely on spans that lie in order, inside the prompt.
         return self._make(source)
 
     def _check_tokens(self, source: GenerateRequest) -> None:
@@ -89,6 +90,7 @@ class AdmissionChecks:
         positions, delta = self._model.positions(source)
         adapter = self._model.adapter(source)
         first, *others = choices_of(source)
+        # Seconds that are left, not a time of day: clocks of machines differ.
         deadline = source.deadline_s
         return Request(
             source=source,
@@ -106,6 +108,7 @@ class AdmissionChecks:
         )
 
     def _keys(self, source: GenerateRequest, adapter: NamedAdapter | None) -> BlockKeyChain:
+        # Most requests have neither salt nor adapter, and share a root that is hashed once.
         config, root = self._config, self._root
         if source.cache_salt or adapter is not None:
             root = root_key(

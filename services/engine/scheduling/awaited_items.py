@@ -30,6 +30,7 @@ class AwaitedItems:
             for request in waiting
             if not request.awaits_item
             or ready(request.awaits_item)
+            # By arrival, so that not all of a thousand are looked at in the same step.
             or (looks + request.arrival) % _LOOK_EVERY == 0
         ]
 
@@ -37,6 +38,7 @@ class AwaitedItems:
         """A request cannot start: it gives up embeddings that the known part of its prompt does not
         need, as there may be no room for these and others."""
         request.awaits_item = self._missing(request)
+        # Before the release, which keeps the items behind `num_matched`.
         request.num_matched, request.num_computed = request.num_computed, 0
         self.embeddings.release(request)
 
@@ -65,6 +67,7 @@ def chunk_size(
             end = max(start, item.offset)
             break
         if limits.whole_media and item.end > end:
+            # By `most`, not the budget: a span longer than prompts' share would never run.
             fits = item.offset <= start and item.end <= min(known, start + most)
             end = item.end if fits else max(start, item.offset)
             break

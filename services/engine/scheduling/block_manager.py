@@ -140,6 +140,7 @@ class BlockManager:
             self._forget(key)
         self._blank += reversed(self._cached)
         self._cached.clear()
+        # Blocks in use lose their keys, too: once released they hold nothing that is known.
         self._key_of.clear()
         if self._idle is not None:
             self._idle.clear()

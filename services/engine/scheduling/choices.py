@@ -40,6 +40,7 @@ class SiblingChoices:
         if not request.siblings or chunk.end < request.num_prompt:
             return chunk
         siblings = self._begin(request)
+        # Choices that go on from different tokens have different logits: each computes its own.
         if request.num_output or not chunk.samplers:
             return chunk
         return replace(chunk, samplers=(request, *siblings))
@@ -52,6 +53,7 @@ class SiblingChoices:
         """
         if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
             return []
+        # All of it: the prompt's last token was to be computed again for its logits alone.
         request.num_computed = arrival.num_tokens
         choices = [request, *self._begin(request)]
         return [
@@ -62,6 +64,7 @@ class SiblingChoices:
 
     def _begin(self, request: Request) -> list[Request]:
         """The other choices of a request, from here on requests of their own."""
+        # They wait like others: by the next step their prompt's full blocks are a known prefix.
         siblings = [sibling_of(request, index) for index in request.siblings]
         request.siblings = ()
         for sibling in siblings:
@@ -96,6 +99,7 @@ class ChoiceOutputs:
         reason, stop, count = ending(request, sampled.token_ids, self._eos_token_ids)
         tokens, logprobs = sampled.token_ids[:count], sampled.logprobs
         request.tokens += tokens
+        # The tokens before the last were computed in the same step; the last has no KV yet.
         if count > 1:
             self._scheduler.computed(request, request.num_computed + count - 1)
         if not keeps_room:

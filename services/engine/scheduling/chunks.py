@@ -71,6 +71,7 @@ def work_of(chunks: Sequence[Chunk]) -> Work:
             context += chunk.end
         else:
             computed += chunk.count
+            # Counted once, with the first chunk behind the known prefix.
             reused += chunk.start if chunk.start == chunk.request.num_cached else 0
     return Work(computed, reused, requests, context)
 
@@ -82,6 +83,7 @@ def amounts_of(chunks: Sequence[Chunk], work: Work) -> dict[Hashable, int]:
     for chunk in chunks:
         sampling = chunk.request.sampling
         drafted += len(chunk.draft)
+        # The first step with a new combination may compile or load what that needs.
         kinds.add(
             (chunk.steps, chunk.request.adapter is None, sampling.grammar == "",
              sampling.logprobs is None, sampling.greedy, sampling.beam_width)

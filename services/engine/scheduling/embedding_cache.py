@@ -107,6 +107,7 @@ class EmbeddingCache:
             entry = self._entries.get(item.mm_hash)
             if entry is not None:
                 entry.owners.pop(key, None)
+                # No request waits for this load: its bytes would be moved for nothing.
                 if not entry.owners and entry.tensors is None:
                     self._drop(item.mm_hash)
 
@@ -131,6 +132,7 @@ class EmbeddingCache:
                     self._take(mm_hash, tensors)
             except TransferError as error:
                 self._connector.meter.failed(error.code)
+                # A proxy has what is lost encoded again; of a wrong length it would come again.
                 gone = error.code != MISMATCH
                 self.lost += gone
                 cause = EmbeddingLost(error.message) if gone else error
@@ -178,6 +180,7 @@ class EmbeddingCache:
             victim = next(self._evictable(), None) or self._youngest(order)
             if victim is None:
                 return False
+            # They are younger, and reserve again once there is room.
             self._unmet.update(self._entries[victim].owners)
             self.stolen += bool(self._entries[victim].owners)
             self._drop(victim)

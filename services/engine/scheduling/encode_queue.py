@@ -160,6 +160,7 @@ class EncodeQueue:
         for mm_hash, prepared in self._runnable():
             if isinstance(prepared, BaseException):
                 outputs += self._fail(mm_hash, prepared)
+            # What is too large for the rest of this run comes among the first in the next.
             elif not batch or patches + prepared.patches <= self.bound.room:
                 batch.append(prepared)
                 patches += prepared.patches

@@ -91,6 +91,7 @@ class Unstored:
             outputs += self._store_one(mm_hash, fail, wanted=True) or []
         for mm_hash in list(self._entries):
             stored = self._store_one(mm_hash, fail, wanted=False)
+            # Smaller ones behind it must not take the room that this one waits for.
             if stored is None:
                 break
             outputs += stored
@@ -114,6 +115,7 @@ class Unstored:
         waiters = self._jobs.waiters(mm_hash)
         encoded = self._entries[mm_hash]
         come = [waiter.holder for waiter in waiters]
+        # A request that asks again begins a new lease; of the others the old one goes on.
         earlier = [holder for holder in encoded.holders if holder not in come]
         deadlines = {name: encoded.deadlines[name] for name in earlier if name in encoded.deadlines}
         entry = Entry(encoded.tensors, (*earlier, *come), deadlines)

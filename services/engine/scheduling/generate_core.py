@@ -82,10 +82,10 @@ class GenerateCore:
         self._live.add(request)
         self.times.arrived(request)
         if ref is not None:
-            self.transfers.fetch(request, ref)
+            self.transfers.fetch(request, ref)  # needs no embeddings: the KV was computed with them
         else:
             self.scheduler.add(request)
-            self.scheduler.embeddings.pin(request)
+            self.scheduler.embeddings.pin(request)  # they come while it waits for a slot
         if request.hands_over:
             self.transfers.offers.offer(request)
 
@@ -130,7 +130,7 @@ class GenerateCore:
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
-        self._in_step = self._live.names()
+        self._in_step = self._live.names()  # first: a step that raises loses what ended in it
         outputs = self.advance()
         if self._runs.under_way:
             self._go_on()
@@ -211,7 +211,7 @@ class GenerateCore:
             taken = self._choices.adopted(request, arrival)
             outputs += [self._gained(one, adopted=True) for one in taken]
         self.transfers.arrived.clear()
-        self.transfers.begin()
+        self.transfers.begin()  # after all that gives blocks back
         self.stages.look()
         return outputs
 
@@ -223,7 +223,7 @@ class GenerateCore:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
         self.abort(self._live.names())
         self.transfers.arrived.clear()
-        self.transfers.offers.seal([])
+        self.transfers.offers.seal([])  # as none goes on, blocks that are held are given back
         return [failure(name, 0, error) for name in self._in_step]
 
     def _gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:

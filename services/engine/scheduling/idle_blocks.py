@@ -24,6 +24,7 @@ class IdleBlocks:
 
     def add(self, block: int, key: bytes) -> None:
         """No request uses `block` any more, which holds what `key` names."""
+        # One that is being copied was in use again meanwhile, and still holds the same.
         if block not in self._copying:
             self._waiting[block] = key
             self._waiting.move_to_end(block)
@@ -39,6 +40,7 @@ class IdleBlocks:
         going to copy; those whose key is `known` below are left out."""
         taken: dict[int, bytes] = {}
         while self._waiting and len(taken) < count:
+            # The pool evicts what has been idle longest, so that is in the most danger.
             block, key = self._waiting.popitem(last=False)
             if not known(key):
                 taken[block] = key

@@ -65,10 +65,12 @@ class ImagePrefetch:
 
     def ready(self) -> list[tuple[str, Prepared | BaseException]]:
         """What is prepared, or why it cannot be, oldest first."""
+        # `exception` would raise for one that was cancelled, but `discard` forgets those.
         done = [(name, future) for name, (_, future) in self._begun.items() if future.done()]
         return [(name, future.exception() or future.result()) for name, future in done]
 
     def close(self) -> None:
+        # Not waited for: reading a clip may take long. `ended` ends the processes that read.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._ended()
 

@@ -26,6 +26,7 @@ class Deadlines:
     def add(self, time: float, number: int, request_id: str) -> None:
         """`number` tells requests apart that have used the same id."""
         heapq.heappush(self._heap, (time, number, request_id))
+        # Only once it has doubled: so the rebuilding costs each deadline little.
         if len(self._heap) > 2 * self.count() + _SPARE:
             self._heap = [entry for entry in self._heap if self.alive(entry[2], entry[1])]
             heapq.heapify(self._heap)
@@ -76,6 +77,7 @@ class LiveRequests:
 
     def add(self, request: Request) -> None:
         name = request.source.request_id
+        # One entry for all choices, which have one deadline.
         if request.deadline is not None and name not in self._requests:
             self._deadlines.add(request.deadline, request.arrival, name)
         self._requests.setdefault(name, {})[request.index] = request

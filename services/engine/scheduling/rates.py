@@ -71,6 +71,8 @@ class LinearFit:
 
     def _fit(self, chosen: list[int]) -> tuple[NDArray[np.float64], float] | None:
         """(coefficients, squared error) with these features alone; None if one is not positive."""
+        # Ones beside hundreds of thousands of tokens: without a scale the sum is ill-conditioned.
+        # The 1e-9 lets features that have always come alike be solved for, too.
         scale = 1.0 / np.sqrt(self._products.diagonal()[chosen])
         products = self._products[np.ix_(chosen, chosen)] * np.outer(scale, scale)
         targets = self._targets[chosen] * scale

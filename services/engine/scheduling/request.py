@@ -64,6 +64,7 @@ class Times:
     embedded: bool = False  # whether embeddings that were missing have come
 
 
+# By identity: queues and traces look a request up, and must not compare its tokens.
 @dataclass(eq=False)
 class Request:
     """One choice of a request: what it is computed from, and how far it has come."""
@@ -168,6 +169,7 @@ class Request:
             ref
             and ref.get("remote_num_tokens") == 0
             and not self.source.emitted
+            # The token comes without log-probabilities: for these it is drawn here again.
             and self.sampling.logprobs is None
         )
 
@@ -198,6 +200,7 @@ def choices_of(source: GenerateRequest) -> list[int]:
 def sibling_of(request: Request, index: int) -> Request:
     """Another choice of the same request, with nothing computed yet."""
     source = request.source
+    # A chain of its own: each grows with the tokens of one choice.
     keys = BlockKeyChain(request.keys.root, request.keys.block_size, source.mm_items)
     return Request(
         source=source,

@@ -84,6 +84,7 @@ class RequestTimes:
     def finished(self, request: Request, *, handed_over: bool) -> None:
         """A choice has ended without an error; `handed_over`: another worker decodes it."""
         times, now = request.times, self._clock()
+        # A choice whose first token came with its KV may end before it is ever computed.
         started = times.decoding if times.started is None else times.started
         self.inference.observe(now - started)
         if handed_over or request.source.pooling is not None:

@@ -122,6 +122,7 @@ class Scheduler:
     def _admit(self, request: Request, step: Step) -> bool:
         """Start a waiting request, unless it waits for embeddings or KV; False if it must wait for
         others to end."""
+        # In a step with nothing yet, `_find_room` may take a younger one's slot.
         if step.chunks and not self.has_room():
             return False
         matched = self.match_prefix(request)
@@ -136,6 +137,7 @@ class Scheduler:
         if count == 0 or not self._find_room(request, needed, matched, step):
             self._awaited.pass_by(request)
             return count == 0
+        # Before others are allocated, for which blocks without an owner may be evicted.
         self.take_prefix(request, matched)
         extend(request, self.blocks, needed)
         self.waiting.remove(request)

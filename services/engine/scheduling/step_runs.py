@@ -60,6 +60,7 @@ class StepRuns:
     def begin(self, chunks: Sequence[Chunk]) -> None:
         """Take chunks up. Those that stand for several steps are launched if they can be."""
         self._chunks = chunks
+        # `lengthen` gives all chunks of a step the same number of steps.
         if self._launch is None or chunks[0].steps == 1:
             return
         with self._computing():
@@ -76,12 +77,14 @@ class StepRuns:
     def take(self, ends: Callable[[Sampled], bool]) -> tuple[Sequence[Chunk], list[Sampled]]:
         """The chunks of a step, and what they gave; the next is under way then, unless there is
         none left or a request has ended, or `ends` now."""
+        # Let go of first: after a step that raises, the next one begins anew.
         chunks, self._chunks = self._chunks, ()
         launched, self._launched = self._launched, None
         with self._computing():
             if launched is None:
                 return chunks, self._runner.run(chunks)
             sampled = launched.take()
+            # One that has ended meanwhile has given its blocks back: no step may write to them.
             running = all(one.request.status is Status.RUNNING for one in sampled)
             if self._left > 0 and running and not any(map(ends, sampled)):
                 launched.follow([one.token_ids[0] for one in sampled])
@@ -128,6 +131,7 @@ class StepTimes:
         seconds = self._clock() - self._begun
         self._meter.stepped(self._work, seconds)
         self._delay.computed(self._work, seconds)
+        # The next step of a run is launched already, and its time begins here.
         self._begun += seconds
 
     def leave(self) -> None:

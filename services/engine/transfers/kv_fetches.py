@@ -58,7 +58,9 @@ class KVFetches:
 
     def fetch(self, request: Request, ref: KVRef) -> None:
         """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
+        # A growing offer does not say how many tokens it will have: all of the prompt.
         needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
+        # Before what may fail: `_fall_back` takes it out of this queue again.
         insort(self._scheduler.remote, request, key=lambda r: r.order)
         try:
             self._connector.check(ref)
@@ -66,6 +68,7 @@ class KVFetches:
             self._fetches[request.key] = Fetch(request, needed, self._connector.fetch(ref, needed))
         except TransferError as error:
             self._fall_back(request, error)
+            # Told by the next `poll`, as other failures are: the policy `fail` ends requests there.
             self._refused.append((request, error))
 
     def stepped(self, fence: Fence | None) -> None:
@@ -84,13 +87,16 @@ class KVFetches:
         if starved is not None:
             self._unplace(lambda request: request.order > starved.order)
         fetches = [self._fetches[request.key] for request in self._scheduler.remote]
+        # Sorting is stable: of each kind the oldest stays first.
         for fetch in sorted(fetches, key=lambda f: not f.load.fed):
+            # Else what was just taken back would be given away again before the next step.
             if starved is not None and fetch.request.order > starved.order:
                 continue
             # Something still reads into its former blocks; one load has one place at a time.
             if any(load is fetch.load for load, _ in self._quarantine):
                 continue
             while not self._place(fetch):
+                # Those behind it must not take the room that it waits for: so it ends here.
                 if not fetch.load.fed or not self._unplace(lambda _: True, count=1):
                     return
 
@@ -146,6 +152,7 @@ class KVFetches:
         """Advance transfers; returns requests that fail because of one. Those whose KV is here are
         running, and in `arrived` until the caller takes them."""
         self.serve()
+        # One that was aborted since it was refused has ended, and must not end again.
         failed = [pair for pair in self._refused if pair[0].status is not Status.FINISHED]
         self._refused.clear()
         for fetch in list(self._fetches.values()):
@@ -163,12 +170,14 @@ class KVFetches:
         """The load has failed: its blocks wait until nothing writes to them, its request computes
         its KV in others."""
         del self._fetches[fetch.request.key]
+        # Before the blocks are retired: reads that it calls back may have settled by then.
         fetch.load.cancel()
         self._retire(fetch.load, fetch.request)
         self._fall_back(fetch.request, error)
 
     def _arrived(self, fetch: Fetch, arrival: KVArrival) -> None:
         request = fetch.request
+        # Before the fetch is forgotten: `_give_up` needs it if the check fails.
         self._check_arrival(fetch, arrival)
         del self._fetches[request.key]
         self.fetched += 1

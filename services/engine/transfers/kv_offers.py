@@ -42,6 +42,7 @@ class KVOffers:
 
     def offer(self, request: Request) -> None:
         """A request that another worker will decode is here; that worker may be asking already."""
+        # What an earlier attempt with this id has left would be taken for this one's.
         self.release(request.source.request_id, "the request was sent again")
         self._open.add(request.source.request_id)
         self._connector.offer(request.source.request_id)
@@ -75,6 +76,7 @@ class KVOffers:
         """
         for request_id, held in self._held.items():
             mine = [output for output in outputs if output.request_id == request_id]
+            # After the one token that it may have here: another worker decodes it.
             going_on = [output for output in mine if output.finish_reason == "length"]
             if not going_on or request_id not in self._open:
                 self._scheduler.blocks.release(held.blocks)
@@ -92,6 +94,7 @@ class KVOffers:
         self._scheduler.blocks.release(blocks[kept:])
         self._published[request_id] = blocks[:kept]
         self._open.discard(request_id)
+        # With the last block, full or not: nothing is added to it here any more.
         self._connector.advance(request_id, blocks[:kept], self._fence)
         return self._connector.seal(request_id, request.num_prompt, request.rope_delta, outputs)
 
@@ -110,6 +113,7 @@ class KVOffers:
         """End a request's offer: no worker will fetch its blocks."""
         self.abandon(request_id, reason)
         if request_id in self._published:
+            # First: a peer that still reads these blocks must hear that they were not held.
             self._connector.release(request_id, reason)
             self._scheduler.blocks.release(self._published.pop(request_id))
 

@@ -42,6 +42,7 @@ class KVTiers:
             self.tiers, self._offloads, scheduler.blocks, meter, clock, log
         )
         if log is not None:
+            # Files that an earlier process has left: masters hear of them at the start.
             for tier in self.tiers:
                 log.tier_stored(tier.store.medium, tier.shelf.keys())
 
@@ -68,6 +69,7 @@ class KVTiers:
     def advance(self) -> None:
         """What has been copied counts from here on; what has become idle is copied next."""
         if self.tiers:
+            # First: slots that are read no more can be filled in the same step.
             self._onboards.poll()
             self._offloads.advance()
 
@@ -77,6 +79,7 @@ class KVTiers:
         if not self.tiers or request.scores_prompt:
             return False
         keys, running = self._scheduler.usable_keys(request), len(self._scheduler.running)
+        # Each request that runs may need one block more for its next token.
         return self._onboards.awaits(request, keys, matched, reserved=running)
 
     def forget(self, request: Request) -> None:
@@ -90,6 +93,7 @@ class KVTiers:
 
     def close(self) -> None:
         """Ends what is being copied: nothing writes to the pool afterwards."""
+        # So that each is closed, even where another one fails.
         with contextlib.ExitStack() as all_of_them:
             for tier in self.tiers:
                 all_of_them.callback(tier.store.close)

@@ -95,6 +95,7 @@ class TierOffloads:
             return
         shelf, batch = level.tier.shelf, _Batch()
         evictable = shelf.oldest(_BATCH, self._held_for_below(number))
+        # No more than find a slot: what is taken from a queue is not put back.
         most = min(_BATCH, shelf.num_free + len(evictable))
         if number:
             self._take_from_above(number, batch, most)
@@ -119,6 +120,7 @@ class TierOffloads:
         waiting, above = self._levels[number].waiting, self._levels[number - 1].tier.shelf
         while waiting and len(batch.keys) < most:
             key, _ = waiting.popitem(last=False)
+            # Since it was queued it may have been found broken above, or have come here.
             if key in above and key not in self._levels[number].tier.shelf:
                 batch.keys.append(key)
         batch.rows = above.pin(batch.keys)
@@ -151,11 +153,13 @@ class TierOffloads:
         for row, key, slot, whole in zip(
             batch.rows, batch.keys, batch.slots, done.whole, strict=True
         ):
+            # A block of the pool may be evicted while it is copied; a slot above is pinned.
             valid = batch.valid and (number > 0 or self._idle.copied(row, batch))
             if level.tier.shelf.filled(slot, key if whole and valid else None):
                 stored.append(key)
         self._stored(number, stored)
         self._note_failures(level, sum(not whole for whole in done.whole))
+        # The tier was cleared meanwhile: what this batch has written since goes, too.
         if not batch.valid:
             level.tier.store.remove(batch.keys)
 

@@ -58,6 +58,7 @@ class TierOnboards:
         """Whether a request that could start from the `matched` blocks had better wait: more of
         the blocks that `keys` name are on their way. `reserved` blocks are left to others."""
         wait = self._waits.get(request.key)
+        # It waits once for each time that it is queued: what has not come is computed.
         if wait is None and request.looked_below:
             return False
         if wait is not None and self._over(wait):
@@ -91,6 +92,7 @@ class TierOnboards:
             request.looked_below = True
             return None
         earlier = self._waits.get(request.key)
+        # Another request may have begun to bring the same: both wait for one copy.
         onboard = next((o for o in self._under_way if keys[first] in o.keys), None)
         if onboard is None:
             levels, slow = self._levels_of(keys[first:], block_s)
@@ -153,8 +155,10 @@ class TierOnboards:
         """`levels`: which tiers the blocks after the matched ones come from."""
         if not levels:
             return None
+        # First: `allocate` might evict them, and what comes back could not be reached.
         self._blocks.acquire(matched)
         blocks = self._blocks.allocate(len(levels))
+        # `_room` has counted them, those that hold the matched prefix left out.
         assert blocks is not None
         first = len(matched)
         wanted = list(keys[first : first + len(levels)])
@@ -221,6 +225,7 @@ class TierOnboards:
         tier.hit_tokens += len(whole) * self._blocks.block_size
         tier.shelf.touch([onboard.keys[n] for n in whole])
         if whole:
+            # The first measurement is taken as it is; later ones move the mean.
             measured = done.seconds / len(whole)
             tier.block_s += (measured - tier.block_s) * (_FRESH if tier.block_s else 1.0)
         broken = [onboard.keys[n] for n in share.numbers if n not in set(whole)]
