@@ -39,6 +39,7 @@ from services.engine.attention.numba_vectors import (
 )
 
 _LINE = 64  # bytes that are read together
+# Not infinity, which `fastmath` tells the compiler not to expect.
 _LOWEST = np.float32(-3e38)
 _FLOAT_BYTES = 4
 
@@ -114,6 +115,7 @@ def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> An
                     kv_heads, block, v_dim, tile,
                 )  # fmt: skip
                 rows, step = tile_at, v_dim * _FLOAT_BYTES
+            # From low to high alone: outside may be NaN, which no weight, however small, hides.
             add_rows(
                 scores_at, kept_at, rows, step, low, high, found_at, heads, v_dim, block, lanes,
                 narrow,

@@ -144,6 +144,8 @@ def attend(data: Any) -> None:
                 of_row = floats(line)
                 for n in range(max(here + 1, 0), PANEL):
                     of_row[n] = _LOWEST
+                # The window of a later row may begin in the next panel. Its weights are 1 then,
+                # until the first score that counts multiplies them by 2**-126.
                 for n in range(min(low, PANEL)):
                     of_row[n] = _LOWEST
                 top = highest_of(line, tops[row], PANEL, _LANES)

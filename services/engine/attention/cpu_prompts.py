@@ -44,6 +44,8 @@ class PromptKernels:
         seen = max(context - tokens - place.window + 1, 0) if place.window else 0
         begin = seen // self._panel
         count = -(-context // self._panel) - begin
+        # One room for all requests and layers: kernels are done when a call returns, and an engine
+        # computes in one thread at a time.
         room = self._room(place.kv_heads * count * self._panel * (place.k_dim + place.v_dim))
         panels = int(room.data_ptr())
         self._pack(

@@ -46,5 +46,6 @@ def causal_softmax() -> CausalSoftmax | None:
 
 def compile_ahead(dtype: torch.dtype) -> None:
     """No prompt is to wait for the compilation of what an engine computes in `dtype`."""
+    # Prompts of other types are left to PyTorch's attention (`prompt_tiles.as_tiles`).
     if dtype is torch.bfloat16:
         causal_softmax()

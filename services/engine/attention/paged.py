@@ -49,6 +49,7 @@ def paged_attention(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     backend = paged.backend or backend_for(query.device)
+    # Written first: attention reads this step's keys in the cache, as all others.
     backend.write(key[0], value[0], layer, paged)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return backend.attend(query[0], layer, paged, scale, softcap, s_aux).unsqueeze(0), None

@@ -57,6 +57,7 @@ class Segments:
 
 def _grouped(starts: torch.Tensor) -> list[SegmentGroup]:
     firsts, lengths = starts[:-1].long(), starts.diff().long()
+    # Waits for a GPU to come so far; once for each set of boundaries of a run, not in each layer.
     found = sorted(set(lengths.tolist()) - {0})
     if len(found) == 1 and bool((lengths > 0).all()):
         return [SegmentGroup(len(lengths), found[0], None)]

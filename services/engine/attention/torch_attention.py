@@ -99,6 +99,7 @@ def _attend_prompt(
     if causal and count >= LEAST_QUERIES and as_tiles(query):
         return attend_tiles(mine[0], key[0], value[0], scoring.scale)
     if causal and count == context:
+        # Whole prompts alone: `is_causal` takes the first query for the token of the first key.
         # Without a mask PyTorch leaves out much of what is not seen.
         out = F.scaled_dot_product_attention(
             mine, key, value, is_causal=True, scale=scoring.scale, enable_gqa=True
@@ -191,4 +192,5 @@ def _attend(
         sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sink.to(scores.dtype)), dim=-1)
     weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
+    # A sink takes a share of the weights and has no value to give.
     return weights[..., : key.shape[2]] @ value

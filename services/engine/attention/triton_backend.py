@@ -127,6 +127,7 @@ class TritonAttention:
 
     def _decode(self, call: TritonCall, contexts: Sequence[int]) -> None:
         splits = self._splits(call, contexts)
+        # All requests of the step: programs of those that bring more tokens end at once.
         requests, heads = call.batch.num_requests, call.query.shape[0]
         grid = (requests, call.kv_heads, splits.count)
         inputs = call.inputs(decode_tile(*call.sizes()))

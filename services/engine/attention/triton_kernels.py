@@ -24,6 +24,8 @@ from services.engine.attention.triton_tiles import (
 )
 
 
+# These change from step to step. Triton would compile a variant for 1 and one for multiples of
+# 16, perhaps while requests wait.
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
 def prefill_kernel(
     out_ptr, query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
@@ -55,6 +57,7 @@ def prefill_kernel(
     count = tl.load(starts_ptr + request + 1) - begin
     context = tl.load(contexts_ptr + request)
     first_token = (tile - begin // BLOCK_Q - request) * BLOCK_Q
+    # The host bounds the grid without knowing lengths: some tiles have no tokens.
     if (first_token >= count) | (SKIP_SINGLE & (count == 1)):
         return
 
@@ -169,6 +172,7 @@ def merge_kernel(
 
     split = tl.arange(0, PAD_SPLITS)
     column = tl.arange(0, PAD_V)
+    # A split that found no keys has written nothing: its place holds what was there before.
     live = split * length < visible
     place = (request.to(tl.int64) * tl.num_programs(1) + head) * num_splits + split
     top = tl.load(top_ptr + place, mask=live, other=float("-inf"))

@@ -143,6 +143,7 @@ def fold_keys(
     if KIND:
         key_scale_ptr += kv_head
         value_scale_ptr += kv_head
+    # Two loops: tiles that every row sees whole are computed without a mask.
     for start in range(first, full, BLOCK_N):
         top, total, acc = _fold_tile(
             top, total, acc, query, start + tl.arange(0, BLOCK_N), end,

@@ -52,6 +52,7 @@ class _Progress:
             if self.count >= len(request.tokens) or request.tokens[self.count] != guess:
                 break
             self.count += 1
+        # From the first block that is another one, as after a preemption, nothing here is its own.
         pairs = zip(self.blocks, request.blocks, strict=False)
         same = next((i for i, (ours, now) in enumerate(pairs) if ours != now), None)
         if same is None:
@@ -80,6 +81,7 @@ class DraftModel:
             try:
                 return self._draft(chunks)
             except Exception as error:  # of many kinds: an answer does not depend on guesses
+                # What a step that failed has written is not known.
                 self._known.clear()
                 passing = isinstance(error, torch.OutOfMemoryError)
                 self._failures += 1 if passing else _MOST_FAILURES
@@ -107,6 +109,7 @@ class DraftModel:
             pieces = following
         for place, chunk in enumerate(chunks):
             if guesses[place]:
+                # Nothing was computed after the last guess, so it has no KV.
                 self._known[chunk.request].guessed = guesses[place][:-1]
         return guesses
 
@@ -149,6 +152,7 @@ class DraftModel:
         contexts = [piece.end for piece in pieces]
         given = np.array(ids, dtype=np.int64)
         arrays = {
+            # Any id in place of one that this model lacks, as a placeholder's: guesses are checked.
             "ids": np.where(given < self._own, given, 0),
             "rotary": self._rotary(pieces, tokens),
             "rows": np.array(tokens.starts[1:], dtype=np.int64) - 1,

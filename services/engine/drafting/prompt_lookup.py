@@ -49,6 +49,7 @@ class _Known:
     def of(self, request: Request) -> IntArray:
         count = len(request.tokens)
         if count > len(self._array):
+            # Twice what is needed, so that a further token is seldom a new array.
             grown = np.zeros(2 * count, dtype=np.int64)
             grown[: self._filled] = self._array[: self._filled]
             self._array = grown

@@ -99,6 +99,7 @@ class AdapterFiles:
     @property
     def revision(self) -> str:
         """A digest of all of them, wherever they lie: 40 hex digits."""
+        # The length first, so that no other pair of files is the same run of bytes.
         hasher = blake3(len(self.config).to_bytes(8, "little"))
         hasher.update(self.config)
         hasher.update(self.weights)
@@ -132,6 +133,7 @@ def read_adapter(
     for path, found in sides.items():
         layer = _layer_of(name, path, layers)
         a, b = _checked(name, path, found, layers[layer], max_rank)
+        # Scaled in float32, and rounded once when it becomes the engine's type.
         pairs[layer] = a, b * config.scale(path.removeprefix(_PREFIX))
     return pairs
 
@@ -167,6 +169,7 @@ def _read(name: str, path: Path, most: int) -> bytes:
     """A regular file whole."""
     try:
         with open(path, "rb", opener=_at_once) as file:
+            # Of the open file: a path could mean another one by the time it is read.
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise _refused(name, f"cannot read {path}: it is not a regular file")

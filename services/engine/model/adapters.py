@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 
 
+# Compared by identity: one that is unloaded may still be used beside another of its name.
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A `scheduling.request.NamedAdapter` with its weights, which live as long as it is
@@ -66,6 +67,7 @@ class AdaptedLinear(nn.Module):
         out: torch.Tensor = self._base(x)
         for group in self._step.groups:
             if (pair := group.adapter.weights.get(self._name)) is not None:
+                # A view, which raises where there is none: what is added to a copy would be lost.
                 _add(out.view(-1, out.shape[-1]), x.reshape(-1, x.shape[-1]), pair, group.rows)
         return out
 
@@ -96,6 +98,7 @@ class Adapters:
         self._dtype = dtype
         self._device = device
         self._loaded: dict[str, Adapter] = {}
+        # With those that are unloaded but take memory until their last request ends.
         self._alive: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
     @property
@@ -134,6 +137,7 @@ class Adapters:
         """`InvalidRequest` says why it cannot be. One that is loaded already from the same files is
         left as it is."""
         try:
+            # Masters accept no other names.
             msgspec.convert(name, Name)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"lora_name: {error}", param="lora_name") from None
@@ -146,6 +150,7 @@ class Adapters:
 
     def _load(self, name: str, folder: Path) -> None:
         known = self._loaded.get(name)
+        # Before a file is read: an adapter without room is to cost no more than this answer.
         if known is None and len(self._alive) >= self._most:
             raise InvalidRequest(
                 f"{self._most} LoRA adapters are loaded, or still used by requests, which is all"
@@ -197,6 +202,7 @@ def adaptable_layers(model: nn.Module) -> dict[str, Layer]:
     """The linear layers of a language model that see every row of a step, by their names within it.
     An expert sees the rows that are routed to it, the head those that are sampled."""
     return {
+        # A model with a head has its layers below `model`, a part without one does not.
         name.removeprefix("model."): Layer(module.in_features, module.out_features)
         for name, module in model.named_modules()
         if plain(module) and ".experts." not in name and "lm_head" not in name

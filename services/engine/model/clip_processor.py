@@ -67,6 +67,7 @@ class ClipProcessor:
         for pixels in self._readers.frames(data, clip, wanted):
             frames[number] = self._resized(pixels, size)
             number += 1
+        # There is one: `ClipReaders.frames` raises where a clip has fewer than were asked for.
         frames[number:] = frames[number - 1]
         return frames
 

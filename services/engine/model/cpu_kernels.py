@@ -81,6 +81,7 @@ def gate(data: Any) -> None:
         gates, ups = row_of(words[1], row, words[2]), row_of(words[3], row, words[4])
         for c in range(width):
             x = widened(gates[c])
+            # e**-|x| whatever the sign of x: `power_of_two` takes no positive number.
             small = power_of_two(-abs(x) * LOG2_E)
             share = np.float32(1.0) / (np.float32(1.0) + small)
             active = widened(narrowed(x * (share if x >= 0 else small * share)))
@@ -93,6 +94,7 @@ def rotate_head(source: Any, to: Any, cos: Any, sin: Any, dim: Any) -> None:
     """Rotary positions (arXiv:2104.09864) of one head, which may be rotated where it is."""
     half = dim // 2
     for c in range(half):
+        # Both are read before either is written, as `to` may be the source.
         first, second = widened(source[c]), widened(source[half + c])
         less = widened(narrowed(second * widened(sin[c])))
         more = widened(narrowed(first * widened(sin[half + c])))
@@ -143,6 +145,7 @@ def compile_rotate(kind: int) -> Any:
         words = words_of(data)[FIRST:]
         heads, kv_heads, dim, v_dim = words[2], words[7], words[12], words[13]
         blocks, slots = integers(words[18]), integers(words[19])
+        # Keys are rotated aside: a scale, and so the first code, needs the whole row.
         turned = np.empty(dim, np.uint16)
         token = next_item(data)
         while token >= 0:

@@ -36,6 +36,7 @@ _AHEAD = 4  # outputs whose weights are asked for before they are used
 def _four_rows(x: Any, weight: Any, width: Any, count: Any, sums: Any, place: Any) -> None:
     """Add the products of four rows and two outputs over `count` inputs; rows and outputs are
     `width` apart."""
+    # Slices that are read from their beginning, for vector instructions: see `row_of`.
     p, q = weight[:count], weight[width : width + count]
     x0, x1 = x[:count], x[width : width + count]
     x2, x3 = x[2 * width : 2 * width + count], x[3 * width : 3 * width + count]
@@ -122,6 +123,7 @@ def linear(data: Any) -> None:
         while row < rows:
             count = _ROWS if row + _ROWS <= rows else 1
             sums[:] = np.float32(0.0)
+            # The first rows bring the weights into a cache, where the others find them.
             address = words[2] if row == 0 else 0
             _add_products(x, row * width, count, weight, address, first, last, width, sums)
             for r in range(count):

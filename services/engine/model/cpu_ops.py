@@ -93,6 +93,7 @@ class CpuOps:
 
     def _rotate(self, kind: int) -> Kernel:
         """`kind`: see `KVCache`."""
+        # No request waits for this: the trial at the start is the first to ask for a kind.
         if kind not in self._rotates:
             from services.engine.model.cpu_kernels import compile_rotate
 

@@ -34,6 +34,7 @@ class DecodeSteps:
         return contained(self._sampled, range(len(self.requests)), self._failed)
 
     def _sampled(self, rows: Sequence[int]) -> list[Sampled]:
+        # One slice will do: `contained` halves the rows, which stay neighbours.
         logits = self.logits[rows[0] : rows[-1] + 1]
         return self.sampler.sample(logits, [self.requests[row] for row in rows])
 
@@ -49,12 +50,15 @@ class DecodeSteps:
         self.arrays = {
             **arrays,
             "ids": np.array(tokens, dtype=np.int64),
+            # Behind a prompt all dimensions of a position grow alike.
             "rotary": arrays["rotary"] + 1,
             "positions": positions,
+            # The scheduler has allocated the blocks of all these steps before the first one.
             "slot_blocks": arrays["tables"][rows, positions // size],
             "slot_offsets": positions % size,
             "contexts": arrays["contexts"] + 1,
         }
+        # This writes over the logits of the step before, which `take` has read by then.
         logits = self.graphs.forward(self.arrays)
         assert logits is not None, "a step of the same rows is recorded as the one before was"
         self.logits = logits

@@ -46,6 +46,8 @@ class EmbeddingLayout:
         `TransferError` if they are none of this model, or not of so many tokens.
         """
         rows = {len(tensor) if tensor.ndim == 2 else -1 for tensor in tensors.values()}
+        # With a code of its own: `EmbeddingCache` takes any other failure for a lost embedding, and
+        # proxies have those encoded again. That would not mend this one.
         if len(rows) == 1 and rows.isdisjoint({-1, tokens}):
             raise TransferError(
                 f"media item {mm_hash[:16]}: the encoder made {rows.pop()} embeddings, its "

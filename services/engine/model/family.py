@@ -46,6 +46,7 @@ class ModelFamily:
     @property
     def bidirectional_media(self) -> bool:
         """True if the tokens of a picture see one another in both directions."""
+        # Its configuration does not say so: transformers goes by the prompt's token types.
         if self.config.model_type == "gemma3":
             return True
         return getattr(self.text_config, "use_bidirectional_attention", None) == "vision"

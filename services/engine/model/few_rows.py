@@ -33,6 +33,8 @@ class FewRows:
         kernel, panel, most = found
         outputs, width = weight.shape
         fits = outputs % panel == 0 and width % 2 == 0
+        # PyTorch does not say which order oneDNN chose: a size without padding, and weights found
+        # in their places, tell it.
         fits = fits and torch.ops.mkldnn._nbytes(packed) == weight.nbytes
         if not fits or not _in_order(packed, weight, panel):
             return None

@@ -107,6 +107,7 @@ class _Fused:
         self._own = layer.forward
         self._ops = ops
         # A module looks its parts up by name in three places, which takes as long as a kernel.
+        # Packed and adapted layers are in place when `LanguageModel` makes this, so once will do.
         attention, mlp = layer.self_attn, layer.mlp
         self._first, self._second = (
             _Norm.of(norm) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
@@ -135,6 +136,7 @@ class _Fused:
         attended = self._attention(normed, cos[0], sin[0], paged)
         normed, rows = ops.add_rms_norm(attended, rows, *self._second)
         active = ops.silu_mul(*self._gates(normed))
+        # `rows` is the sum that `add_rms_norm` has made: adding in place changes no caller's.
         return self._down(active, rows).unsqueeze(0)
 
     def _attention(
@@ -149,6 +151,7 @@ class _Fused:
         self._ops.rotate_and_write(query, key, value, cos, sin, self._number, batch)
         backend = batch.backend or backend_for(query.device)
         heads_first = query.transpose(0, 1)
+        # Without softcap and sinks: `_suits` refuses layers that have them.
         out = backend.attend(heads_first, self._number, batch, self._scale, None, None)
         return self._out(out.flatten(1))  # type: ignore[no-any-return]
 

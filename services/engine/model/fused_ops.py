@@ -45,6 +45,7 @@ def _norm(
     epsilon: float,
 ) -> None:
     width = x.shape[-1]
+    # Heads of a joint projection lie apart: as three dimensions they are read without a copy.
     heads = x if x.dim() == 3 else x.reshape(-1, 1, width)
     arguments = {
         "out_ptr": out,
@@ -155,6 +156,7 @@ def rotate_and_write(
 def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
     """The one place where these kernels start."""
     first = next(value for value in arguments.values() if torch.is_tensor(value))
+    # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device_of(first):
         kernel[grid](**arguments)
 

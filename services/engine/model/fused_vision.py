@@ -50,6 +50,7 @@ def fuse(model: nn.Module, ops: VisionOps, embed: Callable[[], torch.Tensor]) ->
             del module.forward
         logger.warning("the vision tower uses no fused kernels: %s", wrong)
         return 0
+    # Only now: where embeddings differ, the layers' own code is needed again.
     for part in parts.values():
         if isinstance(part, _Gated):
             part.replace()

@@ -70,6 +70,7 @@ def load_part(
             f"--model: model type '{config.model_type}' of {model_dir} has no vision part"
         )
     partial = _partial_class(_model_class(config), part, head=head)
+    # In place of its table of missing keys `_with_weights` raises an error of one line.
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     model = _with_weights(partial, model_dir, config, dtype)
     if part == "language" and has_media(config):
@@ -110,6 +111,7 @@ def _with_weights(
     except (OSError, EOFError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"--model: cannot read the weights in {model_dir}: {reason}") from error
+    # transformers raises it where the library for a method of quantization is missing.
     except ImportError as error:
         reason = str(error).strip().partition("\n")[0]
         form = f" are quantized by '{method}'" if method else " cannot be read"
@@ -124,6 +126,7 @@ def _with_weights(
 
 def _moved(model: PreTrainedModel, device: str) -> Any:
     try:
+        # Until here weights are pages of their mapped files, read once on their way to a GPU.
         return model.to(device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -161,6 +164,7 @@ def _partial_class(
     body = {
         "__init__": __init__,
         "__module__": cls.__module__,
+        # The files hold the weights of the dropped part, too.
         "_keys_to_ignore_on_load_unexpected": [r".*"],
     }
     return type(cls.__name__, (cls,), body)
@@ -173,6 +177,7 @@ def _drop_language(model: Any) -> None:
 
 def _drop_head(model: Any) -> None:
     model.lm_head = None
+    # transformers would look up the head by this table to tie it to the embeddings.
     model.all_tied_weights_keys = {}
 
 

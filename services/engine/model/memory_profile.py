@@ -67,12 +67,14 @@ def step_peak(
 ) -> int:
     """Bytes that a step of `tokens` prompt tokens takes, if `requests` sample after it."""
     layout = model.kv_layout(block_size)
+    # One block for all of the step's KV, made before `begin`: the pool is not what is measured.
     pool = torch.zeros(1, block_elements(layout), dtype=pool_dtype(layout), device=model.device)
     requests = min(requests, tokens)
     counts = [tokens // requests + (row < tokens % requests) for row in range(requests)]
     memory.begin()
     try:
         logits = run_step(model, KVCache(layout, pool), 0, WarmStep(counts, counts))
+        # Sampling counts: cumulative sums in float64 take twice the memory of the logits.
         draw(logits, [SamplingParams()] * requests, [0.5] * requests)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -90,6 +92,7 @@ def encode_peak(vision: VisionModel, memory: Memory, patches: int, max_pixels: i
     largest = _picture(vision, patches, max_pixels) if silence is None else silence
     batch = [largest] * max(1, patches // largest.patches)
     memory.begin()
+    # The answers are of no use: a picture's length here is not that of its placeholders.
     vision.encode(batch)
     return memory.peak()
 

@@ -92,6 +92,7 @@ class InputsSeen:
         for name, child in parent.named_children():
             if packable(child):
                 source = self._inputs.pop(child, None)
+                # Biases are joined as weights are, so all layers of a group must have one, or none.
                 key = id(child if source is None else source), child.bias is None
                 found.setdefault(key, []).append(name)
         return list(found.values())
@@ -174,6 +175,7 @@ class _MappedFiles:
         first, last = weight.data_ptr(), weight.data_ptr() + weight.nbytes
         if not any(begin <= first and last <= end for begin, end in self._ranges):
             return
+        # Whole pages alone: those at the ends may hold other weights, too.
         begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
         length = last // mmap.PAGESIZE * mmap.PAGESIZE - begin
         if length > 0:

@@ -87,8 +87,10 @@ class Recording:
                 "with other state cannot be served"
             )
         layer, calls = self._calls.most_common(1)[0]
+        # The KV of a second call would be written over that of the first (diffllama has two).
         if calls > 1:
             self._problems.append(f"layer {layer} calls attention {calls} times")
+        # A generate() that keeps fewer tokens than a layer sees gives other tokens than we would.
         for layer, kept in enumerate(_kept_by_generate(config)):
             if kept != self._shapes[layer].window:
                 self._problems.append(
@@ -131,6 +133,7 @@ def _window_of(visible: Callable[[int, int], Any]) -> int:
             middle = (unseen + seen) // 2
             unseen, seen = (unseen, middle) if visible(_FAR, middle) else (middle, seen)
         window = _FAR - seen + 1
+    # The search has found one edge of what is seen. A mask of another form has more of them.
     edges = [0, 1, 2, 7, 64, *(max(0, n) for n in (window - 1, window, window + 1, 3 * window + 5))]
     for q in edges:
         for kv in (*edges, max(0, q - window), max(0, q - window + 1)):

@@ -37,6 +37,7 @@ def quantize(model: nn.Module, scheme: str, dtype: torch.dtype, device: str) -> 
     if not layers:
         raise ConfigError("--quantization: this model has no linear layers that it could apply to")
     _check(scheme, dtype, device)
+    # Sizes of groups divide one another, so the smallest of them suits every layer.
     config = _config(scheme, min(_largest_group(layer) for layer in layers))
     from torchao.quantization import quantize_
 
@@ -63,6 +64,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         self._base = base
         weight: Any = base.weight
+        # The very integers that the base reads for many rows, not a copy.
         self._integers: torch.Tensor = weight.qdata
         self._scales: torch.Tensor = weight.scale.flatten().to(torch.bfloat16)
 

@@ -79,6 +79,7 @@ class Runner:
             return None
         tokens = StepTokens.of(chunks)
         rows, samplers, _ = _sampling_rows(chunks)
+        # `DecodeSteps` takes row r of the logits for request r: each chunk must sample once.
         if len(samplers) != len(chunks) or rows_by_adapter(chunks, tokens):
             return None
         arrays = self._arrays(chunks, tokens, rows, [])
@@ -101,6 +102,7 @@ class Runner:
         tokens = StepTokens.of(chunks)
         rows, samplers, ahead = _sampling_rows(chunks)
         media = self._media(chunks)
+        # Rows that are sampled come first: below, the logits are parted behind them.
         arrays = self._arrays(chunks, tokens, rows + scored_rows(chunks), media)
         adapters = rows_by_adapter(chunks, tokens)
         if adapters:
@@ -150,6 +152,7 @@ class Runner:
             arrays["span_starts"], arrays["span_ends"] = spans
         if media:
             places = arrays["places"] = np.concatenate([place for place, _ in media])
+            # A placeholder's id may lie beyond the table of embeddings; `_inputs` replaces its row.
             ids[places] = 0
             mask = arrays["media_mask"] = np.zeros(len(ids), dtype=np.bool_)
             mask[places] = True
@@ -165,6 +168,7 @@ class Runner:
             for item in chunk.request.items_in(chunk.start, chunk.end):
                 first = base + max(item.offset, chunk.start) - chunk.start
                 last = base + min(item.end, chunk.end) - chunk.start
+                # Not cut to the chunk: attention compares the bounds with places in the request.
                 spans[:, first:last] = [[item.offset], [item.end]]
             base += chunk.width
         return spans if spans.any() else None

@@ -44,6 +44,7 @@ class _Shared:
         if x is not self._input or index not in self._parts:
             self._parts = dict(enumerate(self._product(x).split(self._sizes, dim=-1)))
             self._input = x
+        # A view, to which an adapter may add in place: the parts have no element in common.
         part = self._parts.pop(index)
         if not self._parts:
             self._input = None

@@ -47,6 +47,7 @@ class SlicedVision:
         self._until = self._clock() + most_s
         if self._run is None:
             self._run = Future()
+            # A future is done before its callbacks run, so what waits below finds that it is.
             self._run.add_done_callback(lambda _: self._stopped.release())
             # A process that ends must not wait for a run that waits for its next slice.
             threading.Thread(target=self._encode, args=(batch, self._run), daemon=True).start()
@@ -66,6 +67,7 @@ class SlicedVision:
             ended.set_exception(error)
 
     def _before_layer(self, *_: Any) -> None:
+        # A run without a bound needs no look at the clock, before which a GPU is waited for.
         if threading.get_ident() != self._thread or math.isinf(self._until):
             return
         if self._device.type == "cuda":  # its layers are launched long before they are computed
@@ -81,6 +83,7 @@ class SlicedVision:
         """Leave the run under way, if there is one."""
         if self._run is None:
             return
+        # A run that has not ended waits before a layer, where `run` has left it.
         ended, self._run = self._run, None
         self._abandoned = True
         self._go.release()

@@ -123,9 +123,11 @@ class BlockTables:
             self._grow(len(requests), width)
         for row, request in enumerate(requests):
             blocks = request.blocks
+            # By identity: a comparison of the numbers would grow with the context.
             same = self._lists[row] is blocks
             if not same or self._filled[row] != len(blocks):
                 self._fill(row, blocks, self._filled[row] if same else 0)
+        # A copy: on a CPU a step's tensors share its memory, and steps in a row keep it beyond one.
         return self._array[: len(requests), :width].copy()
 
     def _fill(self, row: int, blocks: list[int], first: int) -> None:

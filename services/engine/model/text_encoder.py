@@ -37,6 +37,7 @@ def encoder_config(config: EngineConfig) -> EngineConfig:
     that such a model does not take."""
     if config.quantization:
         raise ConfigError("--quantization: not for encoders of text")
+    # Enough for `max_num_seqs` of the longest inputs, so that none waits for blocks.
     blocks = -(-config.max_model_len // config.block_size) * config.max_num_seqs
     return msgspec.structs.replace(
         config,
@@ -132,6 +133,7 @@ class EncoderRunner:
     @torch.inference_mode()
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         made: list[Sampled] = []
+        # In another order than the chunks: each answer names its request.
         for group in _alike(chunks):
             made += self._answers(group)
         return made

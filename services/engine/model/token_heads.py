@@ -51,6 +51,7 @@ def _layer(file: Path, rows: int, columns: int, device: str) -> tuple[torch.Tens
     except Exception as error:  # whatever a bad byte leads the unpickler to
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"--model: cannot read {file}: {reason}") from error
+    # Not raised above, where it would be taken for an unreadable file.
     if size > most:
         raise ConfigError(f"--model: {file} has {size} bytes, at most {most} are read")
     try:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _CODES_TOLERANCE = 0.1  # beyond which an operator is warned
 _TOKENS = 20  # of each prompt: more than a block, so that it spans two
 _STARTS = ((0, 9, 18, 19), (0, 14, 18, 19))  # of its chunks, for either prompt
+# Of either prompt, in no order: a path that goes by anything else reads the wrong blocks.
 _TABLES = ((3, 1), (0, 2))
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 """Relative error of a token's logits, the median over a step: where experts are chosen, rounding
@@ -111,6 +112,7 @@ def refused_by_name(model_type: str) -> Iterator[None]:
     except ConfigError as error:
         raise ConfigError(f"--model: model type '{model_type}': {error.message}") from error
     except Exception as error:
+        # Lack of memory says nothing about the family.
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

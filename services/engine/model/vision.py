@@ -92,6 +92,7 @@ class VisionModel:
         """Use fused kernels for a tower whose attention goes by segments."""
         from services.engine.model import fused_ops
 
+        # `prepare` refuses a picture of more pixels.
         sizes = [(w, h) for w, h in _TRIALS if w * h <= self._max_pixels]
         trials = [self.prepare(_drawn(*size)) for size in sizes]
         if not trials:
@@ -179,6 +180,7 @@ class VisionModel:
         ]
 
     def _move(self, pixels: Pixels) -> Pixels:
+        # The pixels may go at once: PyTorch keeps pinned memory until the copies from it are done.
         return {name: value.to(self._device, non_blocking=True) for name, value in pixels.items()}
 
 
@@ -218,6 +220,7 @@ def _patches(pixels: Pixels) -> int:
 def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
     rows = tensors[EC_TENSOR].shape[0]
     if rows != item.length:
+        # Returned, not raised: `contained` would run the other pictures again.
         return InvalidRequest(
             f"media item {item.mm_hash[:16]}: the encoder made {rows} embeddings, its placeholder "
             f"span has {item.length} tokens",

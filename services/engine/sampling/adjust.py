@@ -32,7 +32,10 @@ class Adjustments:
         rows = [row for row, request in enumerate(requests) if not self._plain(request)]
         if not rows:
             return logits, {}
+        # A copy: log-probabilities are taken of the logits as the model gave them.
         changed = logits.clone()
+        # Rows of guessed tokens need no counts of their own: requests with penalties, `min_tokens`
+        # to come or a grammar are not guessed for (`Request.may_be_guessed`).
         self._penalize_repetition(changed, requests, rows)
         self._add(changed, requests, rows)
         self._hold_back(changed, requests, rows)
@@ -168,5 +171,6 @@ def _mask(logits: torch.Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> None:
     rows = list(masks)
     allowed = torch.from_numpy(np.stack(list(masks.values()))).to(logits.device)
     left = torch.where(allowed, logits[rows], float("-inf"))
+    # As where a grammar is at its end and `min_tokens` has held the end back: the grammar wins.
     none_left = left.max(dim=-1, keepdim=True).values == float("-inf")
     logits[rows] = torch.where(none_left & allowed, 0.0, left)

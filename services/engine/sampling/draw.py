@@ -53,6 +53,7 @@ def _draw_unsorted(
     if any(s.min_p for s in params):
         probs = probs * (probs >= _column([s.min_p for s in params], probs) * best)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
+    # From the right: a pick of 0 passes by tokens at the start that have no probability.
     picked = torch.searchsorted(cumulative, picks * cumulative[:, -1:], right=True)
     # The product may be rounded up to the whole sum, which no token lies above.
     return torch.where(picked < probs.shape[1], picked, likeliest)[:, 0]

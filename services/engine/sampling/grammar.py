@@ -53,6 +53,7 @@ class GrammarConstraint:
                 matcher.consume_token(token)
         self._followed = len(output)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        # The library does not raise: a grammar that did not compile shows here, too.
         if matcher.is_error() or not bits.any():
             why = matcher.get_error() or "the grammar allows no further token"
             raise InvalidRequest(f"grammar: {why}", param="grammar")
@@ -62,6 +63,7 @@ class GrammarConstraint:
         failure = self._compiled.exception()  # none is known to be raised, not even by the library
         if failure is not None:
             raise InvalidRequest(f"grammar: {failure}", param="grammar")
+        # What was compiled stays at the grammar's beginning, for other choices and requests.
         return self._compiled.result().deep_copy()
 
 

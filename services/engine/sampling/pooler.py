@@ -24,6 +24,7 @@ class VectorPooler:
     ) -> list[Sampled]:
         """rows float32[S, width of the head], one for each request: hidden states after the last
         norm for vectors, else logits of the head. One that is not finite is a failure."""
+        # One copy for all rows, as each waits for the device.
         made = self._activated(rows.float()).cpu()
         return [self._answered(request, row) for request, row in zip(requests, made, strict=True)]
 

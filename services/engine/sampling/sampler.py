@@ -27,6 +27,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
     state = _mix(seed & _MASK)
     state = _mix(state ^ (choice * 0xD1342543DE82EF95 & _MASK))
     state = _mix(state ^ (position * 0x2545F4914F6CDD1D & _MASK))
+    # As many bits as a float64 keeps: more might be rounded up to 1.
     return (state >> 11) / (1 << 53)
 
 
