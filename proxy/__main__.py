@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.info("configuration:\n%s", describe(config))
         # Before anything is opened: the shares of connections are taken from this limit.
         raise_limit()
+        # Bound before any fork: all processes accept on this one socket.
         with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
             return _process(config, listener) if config.workers == 1 else _all(config, listener)
     except ConfigError as error:
@@ -126,6 +127,7 @@ async def run(
     finally:
         gateway.log.flush()
         if gateway.tracer is not None:
+            # In a thread: to close it is to send the spans that wait, which blocks.
             await asyncio.to_thread(gateway.tracer.close)
         await masters.close()
         await client.close()

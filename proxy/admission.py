@@ -79,6 +79,7 @@ class Admission:
         self.room = room
         self.at_once = at_once
         self._shares = TenantShares(limits.tenant_share)
+        # Asked once: without a limit no tenant is counted, and no clock read for a request.
         self._limited = self._shares.limit
         self._clock = clock
         self._timeout_s = limits.timeout_s
@@ -113,6 +114,7 @@ class Admission:
         """Whether a request is under way at once, as no other one waits and there is room."""
         if self._limited:
             self._shares.asks(tenant, self._clock() * 1e3)
+        # A share lapses with time, and no event tells of it: those who wait are looked at first.
         if self._queue.count:
             self.pump()
         if self._queue.count or not self._has_room():
@@ -132,6 +134,7 @@ class Admission:
 
     async def wait(self, state: RequestState, cost: float) -> None:
         """Under way after a wait."""
+        # Before it stands in the queue: this raises if the deadline has passed.
         left_s = state.left_s
         ticket = self._queue.push(
             None,
@@ -160,6 +163,8 @@ class Admission:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
+            # It may be cancelled already, by the timeout or with its request, and its ticket be
+            # served in the same turn of the loop: `_take_back` gives that place away again.
             if not turn.done():
                 turn.set_result(None)
 
@@ -200,9 +205,11 @@ class Admission:
         now_ms = self._clock() * 1e3
         while self._queue.count and self._has_room():
             waiting = self._queue.in_order()
+            # One whose tenant is over its share does not hold up those behind it.
             ticket = next((one for one in waiting if self._allows(one.tenant, now_ms)), None)
             if ticket is None:
                 return
             self._queue.serve(ticket, now_ms)
+            # Counted here, not once its task runs: another request would find the room free.
             self._enter(ticket.tenant)
             ticket.end(True)

@@ -95,6 +95,7 @@ def bodies_of(*, renders: bool, pools: bool = False) -> Table:
     """Of a proxy that renders requests, those for vectors and scores too if it `pools`, or of one
     that relays them all."""
     if renders:
+        # Of a route in both tables the later one counts: answered here, or passed on.
         passed = {**_RELAYED, **POOLING} if pools else {**POOLING, **_RELAYED}
         return {**passed, **GENERATING, **INFORMING, **_OWN}
     return {**_RELAYED, **_OWN}

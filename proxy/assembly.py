@@ -63,6 +63,7 @@ def make_gateway(
     if master is not None:
         watcher, reporter = FleetWatcher(master, fleet, served_names(models)), Reporter(master)
         planner = MasterPlanner(fleet, master, watcher, reporter, alone, metrics)
+        # Without a wait: the master answers with what it knows, and the start is not held up.
         first = {"following the master": lambda: watcher.once(0.0), **first}
         beside |= {"following the master": watcher.run, "reporting to the master": reporter.run}
     return make_core(
@@ -145,6 +146,7 @@ async def running(
 async def _tried(name: str, work: Work) -> None:
     try:
         await work()
+    # Not fatal: workers need not be up yet, and the loops beside ask again.
     except Exception:
         logger.exception("%s has failed", name)
 

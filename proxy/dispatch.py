@@ -105,6 +105,7 @@ class Dispatch:
         if first is not instance and not failure.gone:
             first.breaker.forgive()
             return
+        # Passed over until a probe finds it well: the breaker opens only after several failures.
         instance.suspect = True
         instance.breaker.failed(time.monotonic())
 
@@ -181,6 +182,8 @@ class Dispatch:
         since = now if tries.waiting_since is None else tries.waiting_since
         if not owed or now - since >= self._retrying.failover_s:
             raise error
+        # Looked at again and again: a worker may be chosen again without an event that says so, as
+        # when its breaker's cooldown is over.
         tries.waiting_since = since
         await asyncio.sleep(min(_LOOK_S, tries.left_s))
 
@@ -242,5 +245,6 @@ class Calling(Call):
             instance.breaker.succeeded()
             instance.heard = now
             self._dispatch.seconds[self._stage].observe(now - self.start)
+        # A call that was cancelled is neither: it says nothing of the worker.
         elif isinstance(error, TriptychError):
             self._dispatch.failed(tries, instance, error)

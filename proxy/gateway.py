@@ -66,6 +66,7 @@ class RecentRequests:
         self._until = time.monotonic() + _WATCHED_S
         if not self._watched:
             self._watched = True
+            # A timer keeps a flag: `wants` is asked for every relayed request, and reads no clock.
             asyncio.get_running_loop().call_later(_WATCHED_S, self._look_up)
 
     def _look_up(self) -> None:
@@ -160,6 +161,7 @@ class Gateway:
         record.streamed = output.stream
         record.media += len(request.mm_items)
         record.items = request.mm_items
+        # -1 is unknown. A completion of several prompts comes here once for each, with one record.
         record.prompt_tokens = max(0, record.prompt_tokens) + len(request.token_ids)
         stops = bool(output.stop)
         timeline = Timeline(self.metrics, record, streamed=output.stream, stops=stops)

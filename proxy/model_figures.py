@@ -59,6 +59,7 @@ class ModelFigures:
         found = self._of.get(model)
         if found is None:
             name = model if len(self._of) < _MOST else OTHER
+            # Not kept by its own name: clients make names up, and the table must stay small.
             found = self._of.get(name) or self._of.setdefault(name, _OfModel(self, name))
         found.note(record)
 
@@ -83,6 +84,7 @@ class _OfModel:
             self._ttft.observe(first - record.start)
             if made > 1:
                 self._tpot.observe((ended - first) / (made - 1))
+        # -1 where no worker has told the count.
         if record.prompt_tokens >= 0:
             self._prompt.observe(record.prompt_tokens)
         if made >= 0:

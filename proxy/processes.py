@@ -53,6 +53,7 @@ class Processes:
 
     def run(self) -> int:
         """Until told to end; the exit status. Only from a process's main thread."""
+        # No handlers: they would run between any two statements, while `_places` changes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         self._pipe = os.pipe()
         try:
@@ -96,6 +97,7 @@ class Processes:
             return pid
         code = 1
         try:
+            # Or this process would hold the pipe's other end itself, and never see it close.
             os.close(self._pipe[1])
             # Ctrl-C reaches the parent too, which passes it on: the second signal would hurry.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
@@ -105,6 +107,7 @@ class Processes:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            # Not `sys.exit`: this is inside the parent's `run`, whose end kills all the others.
             os._exit(code)
 
     def _end(self) -> None:
@@ -115,12 +118,14 @@ class Processes:
     def _signal(self, number: signal.Signals) -> None:
         for place in self._places:
             if place.pid:
+                # Not reaped yet, so that the number can be no other process's.
                 os.kill(place.pid, number)
 
     def _reap(self) -> None:
         for place in self._places:
             if not place.pid:
                 continue
+            # Each is asked: of several that end together one SIGCHLD may tell.
             pid, status = os.waitpid(place.pid, os.WNOHANG)
             if pid:
                 place.pid = 0

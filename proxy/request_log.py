@@ -74,6 +74,7 @@ class RequestLog:
         waiting = self._waiting
         waiting.append(record)
         if len(waiting) == 1:
+            # One timer at a time; where `_MOST` lines come sooner, it may find nothing to write.
             asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
         elif len(waiting) >= _MOST:
             self.flush()

@@ -43,6 +43,7 @@ class SingleFlight(Generic[ResultT]):
     ) -> tuple[ResultT, bool]:
         """The result, and whether the flight was under way already. Raises what the work does."""
         flight = self._flights.get(key)
+        # It may be done, and here only until the last request that joined it has left.
         joined = flight is not None and not flight.task.done()
         if flight is None or not joined:
             flight = self._flights[key] = Flight(asyncio.create_task(work()))

@@ -144,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command.find()(words[1:])
     except KeyboardInterrupt:
+        # 128 and the number of SIGINT: how shells tell of a command that Ctrl-C has ended.
         return 130
 
 

@@ -70,6 +70,7 @@ class DnsFollower:
     async def run(self, interval_s: float) -> None:
         """Look up again and again, until cancelled."""
         while True:
+            # The pause first: `once` has been called at the start, before the first probes.
             await asyncio.sleep(interval_s)
             await self.once()
 
@@ -90,6 +91,7 @@ class DnsFollower:
         """None if there is none; said once until there is one again."""
         try:
             urls = await self.lookup(name.host, name.port)
+        # A lookup that took too long is an `OSError` as well: `TimeoutError` is one.
         except (OSError, UnicodeError) as error:
             if name not in self._failing:
                 logger.warning("%s cannot be looked up: %s", name.host, error or "no answer")
@@ -113,6 +115,7 @@ class DnsFollower:
         for instance in self._misses:
             known = instance.role in unknown or (instance.role, instance.url) in found
             self._misses[instance] = 0 if known else self._misses[instance] + 1
+        # Only workers that this has added can go: those that flags or operators gave stay.
         gone = [instance for instance, misses in self._misses.items() if misses >= _MISSES]
         for instance in gone:
             del self._misses[instance]

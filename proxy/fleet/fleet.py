@@ -89,6 +89,8 @@ class Fleet(Roster):
         if reader:
             # One that does not say what its embeddings are like fits every reader.
             able = [instance for instance in able if instance.ec_compatibility in ("", reader)]
+        # From here on a rule gives way where it leaves no worker. Those above never do: a worker of
+        # another model cannot do the work at all.
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
@@ -171,6 +173,7 @@ class Fleet(Roster):
         if others := self._others(meant):
             return NoWorker(self.own.of(meant).unserved(others), retry_after_s=1.0)
         now = time.monotonic()
+        # A client is told to come back when the first open breaker lets a trial through.
         waits = [i.breaker.wait_s(now) for i in self.by_role[role] if i.up and not i.draining]
         why = f"no {role} worker is up"
         if self.models.rendered and model:

@@ -68,6 +68,7 @@ class FleetWatcher:
             return False
         self._fleet.watched = True
         self._apply(news)
+        # Only once they are applied: news that could not be are asked for again.
         self._version = news.version
         return True
 
@@ -82,6 +83,7 @@ class FleetWatcher:
         if news.full:
             for name in self.by_id.keys() - {view.info.instance_id for view in news.workers}:
                 self.by_id[name].known_to_master = False
+                # The first time counts: a master that tells of all again may still not name it.
                 self._orphaned.setdefault(name, now)
         late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
         gone = self.by_id.keys() & (late | set(news.gone))
@@ -138,6 +140,7 @@ class FleetWatcher:
         instance = self.by_id.pop(name)
         self._orphaned.pop(name, None)
         instance.left()
+        # A worker that a flag names stays, and is probed by the proxy itself from here on.
         if not instance.listed:
             self._fleet.remove(instance)
         worker_line(logger, logging.INFO, "left", instance.role, instance.url, cause)

@@ -34,6 +34,8 @@ async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None
 async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 10.0) -> None:
     """Until everybody who is there has said what it is, or for so long: a worker that has just come
     up can be slow to."""
+    # Bounded: the port is served only after this, and one worker that never says what it is must
+    # not keep the others' requests out.
     deadline = time.monotonic() + patience_s
     while await probe_once(fleet, client):
         if time.monotonic() > deadline:
@@ -104,6 +106,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         instance.probes += 1
         if instance.probes % _ADAPTERS_EVERY == 0:
             await learn_adapters(client, instance)
+    # Before `answered`: what follows from a worker that comes up is worked out only where one does.
     before = instance.up, instance.draining
     instance.answered()
     if not takes_requests:
@@ -144,6 +147,7 @@ async def _takes_requests(client: UpstreamClient, instance: Instance) -> bool:
             name, instance.names_itself = await client.introduction(f"{instance.url}/ready")
             _notice(instance, name)
             return True
+        # An `Unavailable` too, but of this process: the worker has not said that it drains.
         except ProxyExhausted:
             raise
         except Unavailable:

@@ -84,6 +84,7 @@ class Roster:
 
     def to_probe(self) -> Iterable[Instance]:
         """Workers that no master knows, that have not said all of themselves, or that leave."""
+        # Kept no longer than calls wait there: only to give those up is it still probed.
         self._leaving = [i for i in self._leaving if i.in_flight]
         if not self.watched:
             return [*self.all(), *self._leaving]
@@ -112,6 +113,7 @@ class Roster:
 
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
+        # Before `judge`, which goes by `relayed`.
         self._choose_relayed()
         for instance in self.all():
             self.judge(instance)
@@ -149,6 +151,7 @@ class Roster:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._in_doubt.wait()
+        # Both in one step of the loop: a worker that comes into doubt later sets the event again.
         self._in_doubt.clear()
         found, self._doubtful = self._doubtful, []
         return found

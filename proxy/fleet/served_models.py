@@ -113,12 +113,14 @@ class RenderedModels(ServedModels):
         self._workers_names: dict[str, str] = {}  # by first name
 
     def named(self, model: str, aliases: Iterable[str]) -> str:
+        # Sorted: the order of a set differs between the processes of one proxy.
         found = (self._first.get(name, "") for name in (model, *sorted(aliases)))
         return next(filter(None, found), "")
 
     def look(self, workers: Iterable[Instance]) -> None:
         """Once each has been judged by `named`."""
         workers = list(workers)
+        # Backwards: where workers call one model by several names, the first worker's is kept.
         self._workers_names = {one.rendered: one.model for one in reversed(workers)}
         self.adapters, self._with_adapter = {}, {}
         for model in self.rendered:

@@ -134,6 +134,7 @@ class Instance:
 
     def serves(self, now: float) -> bool:
         """Whether it may be asked for what it holds, even if it drains."""
+        # `removed` beside `up`: a probe that was under way at its removal may find it well.
         return self.up and not self.removed and self.breaker.admits(now)
 
     def may_say(self, name: str, status: int) -> bool:

@@ -74,6 +74,7 @@ class WorkerFigures:
 
         try:
             answers = await asyncio.gather(*map(one, urls))
+            # Replaced as a whole, so that workers which have left go with it.
             self._found = {url: figures for url, figures in answers if figures}
         finally:
             self._asking = False

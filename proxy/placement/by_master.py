@@ -98,6 +98,7 @@ class MasterPlanner:
             state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement, need.wanted_model)
         if plan.decode.misfit or (plan.prefill is not None and plan.prefill.misfit):
+            # It was placed: the master would count it on.
             self.over(need.request_id, AttemptEnd(aborted=True))
             raise self._fleet.no_worker("decode", need.wanted_model)
         self._metrics.placements.labels("master").inc()

@@ -78,6 +78,7 @@ class MasterClient:
         self._heard = -math.inf
         # Last in the row: it is asked again once all others have failed too.
         self._urls.append(self._urls.pop(0))
+        # Calls that wait there end at once, and are made to the next master.
         self._client.messages.give_up(url)
 
     async def get(self, path: str, kind: type[_T], timeout_s: float) -> _T:
@@ -182,6 +183,7 @@ class Reporter:
         while True:
             await self._some.wait()
             await asyncio.sleep(_TOGETHER_S)
+            # Before the reports are taken: one that comes while these are told sets it again.
             self._some.clear()
             suspects, self._suspects = self._suspects, {}
             reports = list(self._waiting)

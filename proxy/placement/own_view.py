@@ -67,6 +67,7 @@ def by_load(
     reads = reader_of(fleet.usable("encode", (), model) if media else ())
     if media:
         prefilling = [one for one in prefilling if reads(one)]
+        # A worker that decodes need not read embeddings if another one prefills for it.
         decoding = [d for d in decoding if reads(d) or any(hands_over(p, d) for p in prefilling)]
         if not (decoding or prefilling):
             raise Unreadable

@@ -157,6 +157,7 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         made = block_keys(wanted.token_ids, block_size, root, wanted.mm_items)
         return [short_key(key) for key in made]
 
+    # A clip's frames may stand apart, with text between: its span in the prompt has gaps.
     items = [
         MediaNeed(item.mm_hash, item.length + sum(item.gaps), item.offset, modality=item.modality)
         for item in wanted.mm_items

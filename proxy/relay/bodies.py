@@ -170,6 +170,7 @@ class RequestBody:
 
     def _spliced(self, more: dict[str, Any]) -> Body:
         """The client's own bytes with more fields, so that media need not be encoded again."""
+        # The object's own: the body could be decoded, so that only white space follows.
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
         return (memoryview(self.raw)[:end], comma + _encoded(more)[1:])

@@ -69,6 +69,7 @@ class RelayEncodeStage:
         self._planner = planner
         self._dispatch = dispatch
         self._pools = pools
+        # Not the time of any request: several may share the call, each with a deadline of its own.
         self._patience_s = config.encode_timeout * (1 + config.max_retries)
         timeout_s = config.encode_timeout
         self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
@@ -107,6 +108,7 @@ class RelayEncodeStage:
         own_name = name if request.exact else ""
         body = request.body.encode_body(item, own_name)
         reader = self._reader(request)
+        # A call goes out with one client's `Authorization`: others have a call of their own.
         key = digest_of(body, request.client.authorization) + reader.encode()
         fields = request.client.fields(f"-{number}".encode())
         call = _Call(key, fields, place, request.model, reader)

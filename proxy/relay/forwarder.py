@@ -48,6 +48,7 @@ class Forwarder:
                             request.started = True
                             yield piece
                     return
+                # Without `again`: the worker is well, and no attempt counts.
                 except WorkerLacksRoute:
                     self._avoid_lacking(request)
                 except TriptychError as error:

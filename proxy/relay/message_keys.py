@@ -23,6 +23,7 @@ _ENCODER = msgspec.json.Encoder()
 
 def predicted_need(body: RequestBody) -> tuple[Need, list[str]]:
     """The need of a request by its messages, without an attempt's id; names of its media."""
+    # Over what an encoder is sent: under other options the same picture has other embeddings.
     names = [digest_of(body.encode_body(item)).hex() for item in body.items]
     text, offsets = _written(body, names)
     items = [
@@ -92,6 +93,7 @@ def _align(text: bytearray) -> int:
 
 def _stand_in(name: str) -> bytes:
     size = _TOKENS_PER_ITEM * _BYTES_PER_TOKEN
+    # As many bytes as its tokens count: offsets in bytes and in tokens must stay in step.
     return (name.encode() * (size // len(name) + 1))[:size]
 
 

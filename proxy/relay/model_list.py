@@ -42,6 +42,7 @@ def listing(gateway: Gateway) -> APIRouter:
             if isinstance(answer, bytes):
                 for card in _read(answer):
                     found.setdefault(str(card.get("id")), card)
+            # Of several models the others are listed all the same; of one there is no other.
             elif not isinstance(answer, TriptychError) or len(answers) == 1:
                 raise answer
         return list(found.values())

@@ -53,6 +53,7 @@ class Needs:
         if known is None or known.served_as != self._served_as(known.asked):
             known = request.description = await self._described(request)
         request.names, request.exact = known.names, known.exact
+        # With encode workers the encode stage names the items, where it does not replace them.
         if known.exact and known.names and not self._fleet.encode:
             request.body.name_items(known.names)
         # Clients may repeat an id: the master would take the second request for the first one.

@@ -82,6 +82,7 @@ class Passing:
             passed = self._requests.read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
+            # A worker that is only guessed is asked once: if it fails, the next one is looked at.
             passed.once = known is None
             workers = self._asked(passed.model) if known is None else [known]
             try:

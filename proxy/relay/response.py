@@ -95,6 +95,7 @@ class ClientResponse:
             self.begin(events)
 
     def forward(self, events: bytes) -> None:
+        # By the line ends that vLLM and our workers write; a piece with others counts as one event.
         self.events += events.count(b"\n\n") or 1
         if self.record.kept:
             self.record.bytes_out += len(events)

@@ -114,6 +114,7 @@ class RelayStages:
             return
         consumer = await self._dispatch.placed(request, lambda: self._workers.consumer(request))
         request.consumer = consumer
+        # Counted as a call there, so that other requests choose other consumers meanwhile.
         with request.record.during("encode"), consumer.instance.serving():
             request.media = await self._encoding.run(request)
 
@@ -162,6 +163,7 @@ class RelayStages:
             exchange, answer = await self._ask(request, pool, body, limits, sink)
             try:
                 (check_stream if stream else check_whole)(pool.url, answer)
+                # Its decode worker has the KV, and frees prefill's: none is to be given back.
                 request.handed = None
                 if begin is not None:
                     first_s = call.so_far_s if plan else 0.0

@@ -88,6 +88,7 @@ class EncodeStage:
             record.used("encode", self._known.get(item.key, ""))
             done(time.monotonic() - start, item.mm_hash)
 
+        # A picture that stands in the request twice is encoded once.
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
             asyncio.create_task(one(_Item(request.request_id, item, media[name], record, plan)))

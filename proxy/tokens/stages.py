@@ -38,6 +38,7 @@ class ReadAhead:
     async def first(self) -> list[RequestOutput] | None:
         """The first step, None if there is none."""
         assert self._first is not None
+        # Taken out: a cancelled wait cancels the step too, so that nothing is left to end.
         first, self._first = self._first, None
         return await first
 
@@ -92,6 +93,7 @@ class TokensStages:
 
     async def _split(self, attempt: Attempt, prefill: Instance, decode: Instance) -> Steps:
         """E+P+D: the first token comes from prefill, the rest from decode."""
+        # Held until prefill says otherwise: a call that breaks may have left KV there all the same.
         held, offered = True, False  # KV by prefill; to decode where that asked for it
         async with contextlib.AsyncExitStack() as stack:
             ahead = self._ahead(attempt, prefill, decode)
@@ -202,6 +204,7 @@ async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if encoding.done():
                 encoding.result()
+                # Without the encode stage: it is done, and would end each further wait at once.
                 waiting = {task}
         return task.result()
     finally:

@@ -112,6 +112,7 @@ class AnswerParser:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        # Of events only with 200: an error is read whole, whatever type it gives.
         self.is_stream = self.status == 200 and self.content_type.startswith(EVENTS)
 
     def on_body(self, body: bytes) -> None:
@@ -121,4 +122,5 @@ class AnswerParser:
     def on_message_complete(self) -> None:
         # A 1xx is not the answer yet: that follows as another message.
         self.complete = self.status >= 200
+        # A body that nothing frames ends with its connection, which serves no other request then.
         self.keep = self.framed and self._parser.should_keep_alive()

@@ -41,6 +41,8 @@ class _Connector(aiohttp.TCPConnector):
     # aiohttp's own timeout would take a busy loop for a worker that takes no connection.
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+        # Of aiohttp's own 100 connections streams would take all, and probes wait for one. Our
+        # servers keep idle ones for longer, so that none is closed there as its next request comes.
         super().__init__(limit=0, keepalive_timeout=30.0, ssl=tls or True)
         self._connect_timeout_s = connect_timeout_s
 
@@ -80,6 +82,7 @@ class UpstreamClient:
         self._beside: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        # Before the session is closed, over which they still tell workers something.
         for task in tuple(self._beside):
             await ended(task)
         self.messages.close()
@@ -88,6 +91,7 @@ class UpstreamClient:
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Have work done with this client beside requests; `close` ends it."""
         task = asyncio.create_task(work)
+        # The event loop holds tasks weakly: without this set one could be collected as it waits.
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
@@ -179,6 +183,7 @@ async def reachable(url: str, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     except OSError as error:
+        # A name that is not found says nothing of the host: it may answer, and is not cut off.
         return isinstance(error, socket.gaierror) or error.errno not in UNREACHABLE
     writer.transport.abort()
     return True

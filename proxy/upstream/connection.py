@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
             self._user.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        # First: the user frees the connection as it hears of this, and it must not be kept then.
         self.closed = True
         user, self._user = self._user, None
         if user is not None:

@@ -17,7 +17,9 @@ from proxy.upstream.failures import CallFailed, no_connection, unconnected
 from proxy.upstream.http1 import JSON, KnownHeads, request_head
 from proxy.upstream.time_limits import unhurried
 
-_KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
+# Shorter than servers of ours keep an idle connection. vLLM's close one after 5 s, unless its
+# VLLM_HTTP_TIMEOUT_KEEP_ALIVE is set: `ask` makes a new one then.
+_KEEP_S = 30.0
 _MAX_IDLE = 1024  # connections that are kept to one worker
 _KNOWN_HEADS = 32  # heads of answers that are known of one worker
 _REFERENCES_OFF_S = 300.0  # then it may have been restarted with a version that takes them
@@ -73,6 +75,7 @@ class ConnectionPool:
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
         self._connect_timeout = connect_timeout_s
         self._idle: list[Connection] = []
+        # Weakly: a connection that has ended need not be taken out.
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._heads: KnownHeads[AnswerHead] = KnownHeads(_KNOWN_HEADS)
         self._prefixes: dict[str, bytes] = {}
@@ -103,6 +106,7 @@ class ConnectionPool:
             except CallFailed as failure:
                 if kept is None or not failure.stale:
                     raise
+                # A new one next, not another kept one: all of those may be as stale.
                 kept = None  # the worker closed it while it was idle
             except BaseException:
                 exchange.abort()

@@ -59,6 +59,7 @@ class Exchange:
         if self._early and self._sink is not None:
             self._sink(self._early)
             self._early = b""
+        # After what has come before it: the client is to have all of that.
         if self._failure is not None:
             raise self._failure
         if not (self._over or self._marked):
@@ -132,6 +133,7 @@ class Exchange:
         """The connection is gone; where nothing frames the body, that is its end."""
         parser = self._parser
         if parser is None or not parser.status:
+            # On its first use a connection cannot have been closed for being idle.
             stale = self._connection.used
             self._fail("closed the connection without an answer", "dropped", stale=stale)
         elif parser.framed or parser.is_stream:
@@ -148,6 +150,7 @@ class Exchange:
         idle = self._loop.time() - self._last
         if not self.ready.done():
             self._fail("did not answer in time", "timeout", status=504)
+        # The message has not ended within `_DRAIN_S`: the client has all, the connection goes.
         elif self._marked:
             self._leave()
         elif idle < self._limits.stall_s:

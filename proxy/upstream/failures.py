@@ -125,11 +125,13 @@ def failure_of(error: TriptychError) -> Failure:
             return Failure(error.kind, True, True, error.kind in _GONE, error.sent)
         case Refused():
             return _refusal(error)
+        # Its own time was up, which speaks of no worker: one that stalls is a `CallFailed`.
         case DeadlineExceeded():
             return Failure(str(error.status), True, False)
         case _ if error.code == EmbeddingLost.code:  # the encoder's loss, not the consumer's
             return Failure(error.code, True, False, elsewhere=False)
     gone = error.code == NotServing.code
+    # 499: the worker gave the request up. What is below speaks of the request itself.
     retry = error.status >= RequestAborted.status
     charged = retry and error.status != Unavailable.status
     return Failure(str(error.status), retry, charged, gone)

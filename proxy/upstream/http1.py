@@ -138,6 +138,7 @@ class KnownHeads(Generic[T]):
         """`found`: what a parser has said of the head that `data` begins with; `length`: of its
         body, in bytes, by the same parser."""
         head = MessageHead.of(data)
+        # Where the parser has read another length than the pattern, the head is not one to go by.
         if head is None or head.length != length:
             return
         self._misses += 1

@@ -53,6 +53,7 @@ class Messages:
                 fields += f"{name}: {value}\r\n".encode()
             exchange, answer = await self._of(url).ask(path, fields, (body,), limits)
         except CallFailed:
+            # The request's own time is up: a `CallFailed` would speak against its master.
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{url}: no answer in time") from None
             raise

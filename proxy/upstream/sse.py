@@ -38,6 +38,7 @@ class EventCutter:
             data, self._held = _cut(data)
             if len(self._held) > MAX_EVENT:
                 raise EventTooLong
+        # No text of an answer looks like this: in a JSON string a line end is an escape.
         self.ended = data.endswith(_END_MARKS)
         return data
 

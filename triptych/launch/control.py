@@ -50,6 +50,7 @@ class Control:
         self._handle = handle
         if _is_answered(self._path):
             raise ConfigError(f"--log-path: another stack that runs has its logs in {folder}")
+        # No stack answers there: a killed one has left it, and `bind` takes no path that exists.
         self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)  # only this user may restart the stack
@@ -68,6 +69,7 @@ class Control:
             return
         with caller, contextlib.suppress(OSError, msgspec.DecodeError):
             caller.settimeout(_ASK_S)
+            # One read is the whole line: `ask` sends it at once, and it is short.
             asked = msgspec.json.decode(caller.recv(_MAX_LINE), type=Restart)
             self._handle(asked, lambda said: _send(caller, said))
 

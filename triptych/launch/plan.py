@@ -106,8 +106,10 @@ def shared_environment(workers: int) -> dict[str, str]:
     cores = os.cpu_count() or 1
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     defaults = {
+        # The model has been found on this machine: nothing is to be asked of the hub.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
+        # The sockets of two stacks on one machine must not meet.
         "TRIPTYCH_NAMESPACE": f"serve-{os.getpid()}",
         # On a CPU the workers share the cores; threads beyond them only wait for one another. See
         # `_shared_cores` for those that others leave.
@@ -117,6 +119,7 @@ def shared_environment(workers: int) -> dict[str, str]:
 
 
 def python(module: str, *flags: str) -> tuple[str, ...]:
+    # -P: else Python would look for modules in the working directory first.
     return (sys.executable, "-P", "-m", module, *flags)
 
 

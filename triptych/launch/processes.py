@@ -74,6 +74,7 @@ class Processes:
         """Start a second process on the sockets of the first, and end the first once the second
         says that it is ready: both have one address, so it cannot be asked. LaunchError, Stopped.
         """
+        # Both write to one log: what stood there before was said by the first.
         log, name = self._log(service.name), f"the new {service.name}"
         offset, deadline = log.stat().st_size, time.monotonic() + timeout_s
         new = self._running[name] = self._launched(service, again=True)
@@ -132,6 +133,7 @@ class Processes:
             for name, process in self._running.items():
                 if process.poll() is None or process.pid in ended:
                     continue
+                # By id, not by name: one that was restarted has the name of the one that has ended.
                 ended.add(process.pid)
                 what = f"ended with exit status {process.returncode}"
                 if name == needed:
@@ -145,6 +147,7 @@ class Processes:
         deadline = time.monotonic() + patience_s
         for process in self._running.values():
             _awaited(process, max(0.0, deadline - time.monotonic()))
+        # Only once all have ended: a second Ctrl-C interrupts this, and `stop` is called again.
         self._running.clear()
 
     @staticmethod

@@ -56,6 +56,7 @@ class RollingRestart:
     def run(self, roles: Sequence[str]) -> None:
         """`LaunchError` if a process does not come back; those after it stay as they are."""
         services = [service for role in roles for service in self._stack.of(role)]
+        # What could not be used before the restart is not waited for after it.
         before = self._known()
         for role in roles:
             if len(self._stack.of(role)) == 1 and role not in ("master", "proxy"):
@@ -73,6 +74,7 @@ class RollingRestart:
             return
         if service is not stack.master:
             self._drain(service)
+        # A master that starts anew may know none of the workers that were listed with it.
         returning = stack.workers if service is stack.master else [service]
         try:
             self._processes.restart(service, stack.start_s, stack.stop_s)

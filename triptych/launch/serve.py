@@ -105,6 +105,7 @@ def _listening(config: ServeConfig) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        # Bound, not listening: until a proxy does, clients are refused instead of left waiting.
         listener.bind((config.host, config.port))
     except (OSError, UnicodeError) as error:
         listener.close()

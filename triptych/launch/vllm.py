@@ -107,6 +107,7 @@ def listings(config: ServeConfig, parts: Mapping[str, Role]) -> list[dict[str, A
     for role in parts.values():
         fused = role.name == "decode" and not parts["prefill"].count
         for url in role.urls:
+            # Numbered as `vllm_workers` does, all roles in one row: ports follow from the number.
             events, replay = _event_endpoints(config, len(found), LOOPBACK)
             follows = [] if role.name == "encode" else [{"endpoint": events, "replay": replay}]
             name = "prefill_decode" if fused else role.name

@@ -40,6 +40,7 @@ async function sent(path, options) {
   try {
     answer = await fetch(path, { cache: "no-store", ...options });
   } catch (error) {
+    // The reader has stopped it: that is no failure of the proxy.
     if (error.name === "AbortError") throw error;
     const late = error.name === "TimeoutError";
     throw new ApiError(late ? "The proxy did not answer in time." : "The proxy cannot be reached.");
@@ -81,6 +82,7 @@ async function* eventsOf(stream) {
       const { value, done } = await reader.read();
       if (done) return;
       const events = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+      // The last part is an event whose end has not come, or nothing.
       rest = events.pop();
       for (const event of events) {
         const lines = event.split("\n").filter((line) => line.startsWith("data:"));
@@ -88,6 +90,7 @@ async function* eventsOf(stream) {
       }
     }
   } finally {
+    // Who leaves before the end ends the request with it: the proxy sees its connection close.
     reader.cancel().catch(() => {});
   }
 }

@@ -27,6 +27,7 @@ export class Ask {
       this.ask();
     });
     byId("question").addEventListener("keydown", (event) => {
+      // While an input method composes a word, Enter ends the word and not the question.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       this.ask();
@@ -40,6 +41,7 @@ export class Ask {
       select.replaceChildren(...models.map((name) => el("option", { text: name })));
       select.disabled = models.length < 2;
     } catch (error) {
+      // Without a key nothing is wrong yet: the line that asks for one is shown.
       if (error.status !== 401) say(byId("problem"), error.message);
     }
   }
@@ -74,6 +76,7 @@ export class Ask {
     } catch (error) {
       if (error.name !== "AbortError") this.failed(error);
     }
+    // Before `leaving` is cleared: a further question would draw over the stages of this one.
     const view = await follow.ended();
     this.leaving = null;
     this.end(question, view);
@@ -163,6 +166,8 @@ class Follow {
   }
 
   async look() {
+    // The answer's last bytes come before the proxy has noted its end: a few looks more, and no
+    // more, as a request that was stopped, or never came, may not end here at all.
     for (let left = LAST_LOOKS; left > 0; left -= this.closing ? 1 : 0) {
       await new Promise((done) => setTimeout(done, LOOK_MS));
       try {

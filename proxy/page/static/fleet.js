@@ -37,7 +37,9 @@ export class FleetPanel {
   /** Ask and draw now, and again after a while as long as somebody looks. */
   async turn() {
     clearTimeout(this.soon);
+    // Set before anything is asked: an answer that fails, or never comes, must not end the turns.
     this.soon = setTimeout(() => this.turn(), EVERY_MS);
+    // As long as an operator's page asks, relayed requests are recorded: a hidden one must not.
     if (document.hidden) {
       clearTimeout(this.soon);
       return;

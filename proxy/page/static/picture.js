@@ -19,6 +19,7 @@ export class Picture {
     byId("remove").addEventListener("click", () => this.clear());
     byId("file").addEventListener("change", (event) => {
       this.take(event.target.files[0]);
+      // Or the browser would tell of no change when the same file is chosen again.
       event.target.value = "";
     });
     this.listenToDrops();
@@ -39,6 +40,7 @@ export class Picture {
 
   listenToDrops() {
     const mark = (over) => (event) => {
+      // Without this the browser takes no drop, or opens the file in the page's place.
       event.preventDefault();
       this.drop.classList.toggle("over", over);
     };

@@ -44,6 +44,7 @@ export class Requests {
       if (known.dataset.state === state) return known;
     }
     const item = known ?? el("li", { "data-id": view.id });
+    // The button is made anew: the focus that was on the old one has to be given to it.
     const focused = item.contains(document.activeElement);
     item.dataset.state = state;
     const button = this.button(view);

@@ -50,6 +50,7 @@ export class Rates {
   }
 
   of(name, value, now) {
+    // A counter that has fallen is that of a worker which restarted: what it was before is void.
     const seen = (this.seen.get(name) ?? []).filter((one) => one.value <= value && now - one.now <= OVER_MS);
     this.seen.set(name, [...seen, { value, now }]);
     return seen.length ? ((value - seen[0].value) * 1000) / (now - seen[0].now) : null;

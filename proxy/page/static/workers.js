@@ -23,6 +23,7 @@ export class Workers {
 
   column(role, workers) {
     const up = workers.filter((one) => one.state === "up").length;
+    // Those that are not up first: where not all have room, they are not to be left out.
     const order = [...workers].sort((a, b) => (a.state === "up") - (b.state === "up"));
     const rest = workers.length - SHOWN;
     return el("section", { class: `column ${role}`, "aria-label": `${STAGES[role]} workers` },

@@ -64,6 +64,8 @@ def can_be_resumed(request: RequestBody) -> bool:
 
 
 def _is_harmless(name: str, value: Any) -> bool:
+    # `RequestBody.decode_body` adds this field to the client's own bytes: unless it is true there,
+    # they must not have it at all.
     if name in _ANY_VALUE or (value is None and name != TOKEN_IDS):
         return True
     if name == "stream_options":

@@ -56,6 +56,7 @@ class Recorder:
         shown: list[bytes] = []
         try:
             for event in events_of(data):
+                # Once inexact, for good: the rest of the stream goes through without being decoded.
                 if self.progress.exact:
                     self._note(data_of(event))
                 if event := self._bare(event):

@@ -90,6 +90,8 @@ class Resumer:
                 await self._dispatch.again(request, latest, "resumed")
                 last = self._choose(request.avoid, last)
             except TriptychError as error:
+                # `again` raises the very `NoWorker` that it was given once the request has waited
+                # enough. The client hears of what broke its stream, not of the tries after that.
                 if not isinstance(error, NoWorker) or error is latest or not self._able(last):
                     raise failure from None
                 latest = error
