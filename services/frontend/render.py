@@ -189,6 +189,7 @@ class Frontend:
             if index:
                 # An answer has room for one handle: the others' KV could not be fetched.
                 generate.kv_transfer_params = None
+            # A prompt that was cut is echoed by its tokens.
             text = prompt if isinstance(prompt, str) and token_ids is given else None
             spec = describe_output(
                 request,

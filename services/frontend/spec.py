@@ -73,6 +73,7 @@ def computed_choices(request: Request) -> int:
         return n
     if best_of < n:
         raise InvalidRequest(f"best_of is {best_of}, less than n, {n}", param="best_of")
+    # There `best_of` is how many beams are kept; no more than `n` become choices.
     if request.use_beam_search:
         return n
     if request.stream:

@@ -183,6 +183,7 @@ def _missing_tokens(backend: Backend, info: ModelInfo) -> list[AddedToken]:
     for token in map(_added_token, [*named, *_extra_tokens(config)]):
         if token.content not in known:
             known.add(token.content)
+            # As transformers: a token that is named by its use is special.
             token.special = True
             tokens.append(token)
     return tokens
@@ -191,6 +192,7 @@ def _missing_tokens(backend: Backend, info: ModelInfo) -> list[AddedToken]:
 def _added_token(entry: str | dict[str, Any]) -> AddedToken:
     if isinstance(entry, str):
         return AddedToken(entry, special=True)
+    # transformers writes the name of the class among them.
     fields = {key: value for key, value in entry.items() if key != "__type"}
     return AddedToken(fields.pop("content"), **fields)
 

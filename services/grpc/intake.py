@@ -64,6 +64,7 @@ class Intake:
         if data is None:
             yield None
             return
+        # It is complete as soon as it is counted, so that it never stalls: nothing is given up.
         claim = self._bodies.open(lambda: None)
         try:
             try:
@@ -80,6 +81,7 @@ class Intake:
         async with self._place():
             loop = asyncio.get_running_loop()
             own = asyncio.timeout(self._stall_s if self._waiting else self._patience_s)
+            # No pause before it is entered: `_hurry` could not reschedule it in between.
             self._under_way[own] = loop.time()
             try:
                 async with own:
@@ -126,6 +128,7 @@ class Intake:
         now = asyncio.get_running_loop().time()
         for timeout, since in self._under_way.items():
             due = max(now, since + self._stall_s)
+            # One that has expired is on its way out, and cannot be rescheduled.
             if not timeout.expired() and due < (timeout.when() or now):
                 timeout.reschedule(due)
 

@@ -65,6 +65,7 @@ class KServe:
             "ModelMetadata": about(self.metadata, pb.ModelMetadata),
             "ModelConfig": about(self.config, pb.ModelConfigResponse),
             "ModelInfer": empty_handler(self.infer, pb.InferResponse),
+            # `Intake` reads its messages as there is room, not the library's iterator.
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
                 self.stream_infer, None, pb.StreamInferResponse.SerializeToString
             ),
@@ -105,6 +106,7 @@ class KServe:
                 if message is None:
                     raise InvalidRequest("the call has no message")
                 asked = await self._asked(message, context, streams=False)
+            # The name would keep the message, its pictures too, until the answer has ended.
             del message
             async with within(asked.deadline):
                 room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
@@ -142,6 +144,7 @@ class KServe:
             async with intake as message:
                 if message is None:
                     return
+                # From here on an error answers the request; before, it ends the whole stream.
                 request.received, request.id = True, message.id
                 counted.enter_context(self._service.admitted())
                 asked = await self._asked(message, context, streams=True)

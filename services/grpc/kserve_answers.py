@@ -43,6 +43,7 @@ def config_of(model: str) -> pb.ModelConfig:
             pb.ModelInput(name="image", data_type=text, dims=[-1], optional=True),
         ],
         output=[pb.ModelOutput(name=name, data_type=text, dims=[-1]) for name in (TEXT, FINISH)],
+        # Triton's word for a request that has any number of responses.
         model_transaction_policy=pb.TransactionPolicy(decoupled=True),
     )
 

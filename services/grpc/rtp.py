@@ -106,6 +106,7 @@ class RtpModel:
 
     async def _rendered(self, message: pb.GenerateInput, deadline: Deadline) -> RenderedRequest:
         urls = [one.multimodal_url for one in message.multimodal_inputs]
+        # Unique even if two clients give their calls the same number.
         name = f"rtp-{message.request_id}-{uuid.uuid4().hex[:8]}"
         prompt = await self._frontend.render_raw(request_of(message), urls, request_id=name)
         prompt.generate.deadline_s = deadline.left_s

@@ -65,6 +65,7 @@ def _unpacked(data: bytes, name: str) -> list[bytes]:
     found, place = list[bytes](), 0
     while place < len(data):
         start = place + _LENGTH.size
+        # -1 if the length itself is cut off: no end lies before its start.
         end = start + _LENGTH.unpack_from(data, place)[0] if start <= len(data) else -1
         if not start <= end <= len(data):
             raise InvalidRequest(

@@ -75,14 +75,17 @@ class Acceptor:
         self._quiet_until = 0.0
         # A connection in its TLS handshake has a file already, but no protocol that `room` sees.
         room.count(self._opening)
+        # Processes of one proxy share the socket: another may take what woke this one.
         listener.setblocking(False)
         listener.listen(BACKLOG)
+        # The loop does not watch the socket in a pause, when it must show whether anybody waits.
         self._arrivals = select.poll()
         self._arrivals.register(listener, select.POLLIN)
         self._loop.add_reader(listener, self._accept)
 
     def take_waiting(self) -> None:
         """Take the connections that the kernel has made already; `close` would reset them."""
+        # In a pause there is no room to take them: their clients see a reset all the same.
         if self._timer is None:
             self._accept()
 
@@ -90,6 +93,7 @@ class Acceptor:
         """Accept no more; the socket can be closed. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
+        # The owner may have closed the socket, whose number is -1 then.
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
 
@@ -125,6 +129,7 @@ class Acceptor:
         if now >= self._quiet_until:
             self._quiet_until = now + _SAID_AGAIN_S
             logger.warning("%s: further ones wait", why)
+        # The socket stays readable: its reader would be called in every turn of the loop.
         self._loop.remove_reader(self._listener)
         self._timer = self._loop.call_later(_LOOK_S, self._look)
 

@@ -57,6 +57,7 @@ class ApiKeys:
 
     def refusal(self, authorization: bytes) -> Unauthorized | None:
         """What a client is told whose `Authorization` header this is; None if it may come in."""
+        # The name of a scheme has no case (RFC 9110, 11.1).
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
             return Unauthorized("an API key is needed: Authorization: Bearer KEY")
         if self._digest(authorization[len(_SCHEME) :].strip()) not in self._digests:
@@ -95,6 +96,7 @@ class Access:
         opened = path in self.opened and (path != "/" or method in _SAFE)
         if opened and not (self.protect_metrics and path in _DETAILS):
             return None
+        # Before the client's key is judged: proxies send theirs to routes for clients, too.
         if self.fleet and self.fleet.admits(fleet_key):
             return None
         if self.clients and (_is_for_clients(path) or not self.fleet):
@@ -110,6 +112,7 @@ class Gate:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The server's own start and end come by here, and have no path.
         error = self._access.refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)

@@ -33,6 +33,7 @@ class RtpLogLevel(msgspec.Struct):
 def check_admin_key(request: Request, key: str) -> None:
     """`Unauthorized` unless `X-API-Key` is `key`; nothing is if there is none."""
     given = request.headers.get("x-api-key", "")
+    # As bytes: `compare_digest` takes no text with characters beyond ASCII.
     if not key or not hmac.compare_digest(given.encode(), key.encode()):
         raise Unauthorized(
             "X-API-Key is not the admin key"
@@ -63,6 +64,7 @@ def log_levels(
         check(request)
         body = await read_body(request, _MAX_BODY)
         wanted = accepted(_level_of, body).level
+        # First: if the further process cannot be told, neither of them changes its level.
         tell(wanted)
         before = set_log_level(wanted)
         return {"level": wanted, "before": before}

@@ -54,6 +54,7 @@ async def _rendered(
     service: Service, request: Request, decode: Callable[[bytes], CountRequest]
 ) -> RenderedRequest:
     """The chat that a request stands for; errors name the request's own fields."""
+    # `rendered_chat` gives back no request: errors need the one that was decoded within.
     asked: list[CountRequest] = []
 
     def chat(body: bytes) -> ChatCompletionRequest:

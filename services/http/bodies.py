@@ -66,6 +66,7 @@ class Bodies:
         stall_s: float = STALL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # A body above all room is too large (413): with 503 its client would try again for ever.
         self.largest = min(largest, capacity)
         self.capacity = capacity
         self.clock = clock
@@ -113,6 +114,7 @@ class Bodies:
             if size <= 0:
                 return
             size -= other.size
+            # Now: the task that reads it lets go of its bytes only in a later turn.
             self.close(other)
             other.give_up()
 
@@ -210,6 +212,7 @@ class _Counted(Response):
     def __init__(self, response: Response, place: ExitStack) -> None:
         self._response = response
         self._place = place
+        # FastAPI asks every response for its background work.
         self.background = response.background
         self.raw_headers = response.raw_headers
 

@@ -102,6 +102,7 @@ def for_browsers(app: ASGIApp, options: CorsOptions) -> ASGIApp:
     guarded = StructuredOnly(app, origins)
     if not origins:
         return guarded
+    # Around the guard: its refusals need these headers too, for a page to read them.
     return CORSMiddleware(
         guarded,
         allow_origins=origins,

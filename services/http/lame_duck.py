@@ -58,6 +58,7 @@ class LameDuck:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 while await kept():
+                    # `kept` may take the cancellation for its own time limit, and return.
                     if self.hurried or not self._left_s():
                         return False
                     await self._up_to(_LOOK_S)

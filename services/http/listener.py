@@ -77,9 +77,9 @@ class Listener(HttpToolsProtocol):
 
     def _postpone(self, data: bytes) -> None:
         self._held = data
-        self._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()  # it is idle no more, though uvicorn has seen nothing
         self._begin_reading()
-        self.transport.pause_reading()
+        self.transport.pause_reading()  # what follows waits in the kernel, which bounds it
         peer = self.transport.get_extra_info("peername") or ("",)
         self._shared.beginnings.wait(caller_key(data, str(peer[0])), self._begin_postponed)
 
@@ -145,7 +145,7 @@ class Listener(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
+        if self.transport.is_closing():  # by uvicorn, without a time limit for the client
             self.close()
 
     def shutdown(self) -> None:
@@ -198,7 +198,7 @@ class Listener(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self._taking.start(self.transport, self.pace)
 
-    timeout_keep_alive_handler = close
+    timeout_keep_alive_handler = close  # uvicorn's own has no time limit for what is left to take
 
     def _begin_reading(self) -> None:
         """The clock starts anew; the timer is looked at when it rings: not one per request."""

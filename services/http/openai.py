@@ -102,6 +102,7 @@ class Service:
         """The request's body, counted until it has been rendered."""
         async with contextlib.AsyncExitStack() as stack:
             try:
+                # Over the reading alone: what is done with the body has a time limit of its own.
                 async with asyncio.timeout(deadline.left_s):
                     body = await stack.enter_async_context(self.bodies.read(request))
             except TimeoutError:
@@ -115,6 +116,7 @@ class Service:
             whole = await while_connected(request, self._whole(rendered), deadline)
             return Response(encode(whole), media_type=JSON)
         steps = self.run(rendered)
+        # Before the head is sent: a request that is refused still has a status of its own.
         first = await while_connected(request, anext(steps), deadline)
         return EventStream(self.answering(rendered).events(first, steps), deadline=deadline)
 
@@ -136,6 +138,7 @@ class Service:
         self, request: Request, prompts: list[RenderedRequest], deadline: Deadline
     ) -> Response:
         def begin(prompt: RenderedRequest) -> Steps:
+            # What is left once its turn has come: the prompts share one deadline.
             return self.run(replace(prompt, generate=deadline.bounding(prompt.generate)))
 
         answers = [(self.answering(p), functools.partial(begin, p)) for p in prompts]

@@ -100,6 +100,7 @@ class Pooling:
             if by_vectors and fields.instruction is not None:
                 raise InvalidRequest("instruction: this model takes none", param="instruction")
             name = request_id(request, fields.request_id)
+            # The query stands in each of its pairs: a text is computed once.
             fields_of = _first_fields(
                 [(pair.query, pair.query_field) for pair in pairs]
                 + [(pair.document, pair.document_field) for pair in pairs]
@@ -127,6 +128,7 @@ class Pooling:
             wanted = decode_similarity(body)
             frontend = self._models.of(wanted.model)
             name = request_id(request, wanted.request_id)
+            # Texts may stand on both sides.
             fields_of = _first_fields(
                 numbered(wanted.left, "left") + numbered(wanted.right, "right")
             )

@@ -57,9 +57,11 @@ def _encoded(form: msgspec.Struct) -> bytes:
         return msgspec.json.encode(fields)
     # In JSON's texts quotes are escaped, so that this is the field.
     head, field, tail = msgspec.json.encode({**fields, "data": []}).partition(b'"data":[]')
+    # Up to the bracket that opens the list; `field` has the one that closes it.
     made, encoder = bytearray(head + field[:-1]), msgspec.json.Encoder()
     for index, one in enumerate(data):
         made += b"," if index else b""
+        # -1: behind what is there.
         encoder.encode_into(one, made, -1)
     made += field[-1:] + tail
     return bytes(made)

@@ -42,6 +42,7 @@ async def _interleaved(
     room = asyncio.Semaphore(at_once)
 
     async def feed(answering: Answering, begin: Begin) -> None:
+        # `begin` is called once there is room: what is left of the deadline counts from then.
         async with room, contextlib.aclosing(begin()) as steps:
             first = await anext(steps)
             async with contextlib.aclosing(answering.chunks(first, steps)) as chunks:
@@ -65,6 +66,7 @@ async def _interleaved(
     try:
         while (data := await queue.get()) is not None:
             yield data
+        # The mark comes after a failure too, which is raised here.
         await task
     finally:
         closed = True

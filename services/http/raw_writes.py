@@ -76,6 +76,7 @@ class TakingTimer:
         """Anew, for what waits in the transport's buffer."""
         self.stop()
         limit_s = pace.allowed_s(transport.get_write_buffer_size())
+        # `abort`, for `close` would wait for the very bytes that are not taken.
         self._timer = asyncio.get_running_loop().call_later(limit_s, transport.abort)
 
     def stop(self) -> None:

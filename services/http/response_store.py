@@ -45,6 +45,7 @@ class ResponseStore:
     def put(self, response: Json, given: list[Json], before: list[Json], tenant: str) -> None:
         """Keep a response, unless it is larger than the whole store."""
         encode = msgspec.json.encode
+        # Copied, not referred to: the response before may be evicted or deleted sooner.
         items = [*before, *given, *response["output"]]
         stored = Stored(encode(response), encode(given), encode(items), tenant)
         if stored.num_bytes > self._max_bytes:

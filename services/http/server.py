@@ -40,6 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's algorithm off; answers would wait for it else.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # Connections of a process before this one are in TIME_WAIT, and would keep the port taken.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -58,6 +59,7 @@ def inherited(fd: int) -> socket.socket:
         raise ConfigError(f"--fd: {fd} is not an open socket: {error.strerror}") from None
     is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6)
     if not is_tcp or listener.type != socket.SOCK_STREAM or not listener.getsockname()[1]:
+        # Not closed: the descriptor is its owner's still.
         listener.detach()
         raise ConfigError(f"--fd: {fd} is not a bound TCP socket")
     return listener
@@ -88,6 +90,7 @@ async def serve(
             ws="none",
             log_config=None,
             access_log=False,
+            # Clients write X-Forwarded-For at will, and look-ups are bounded by their address.
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -151,6 +154,7 @@ class _Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             announce(f"{self._name} ready on {scheme}://{host}:{port}")
+        # Registered once the port answers: who learns of it may call at once.
         await self._entered.enter_async_context(self._during)
         self._leaving = asyncio.create_task(self._leave())
 
@@ -187,6 +191,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, let what is under way end, tell the rest that it will not."""
         self._leaving.cancel()
+        # With `stop` there was no drain, in which connections learn that they end.
         self._shared.keep_alive = False
         # A registration ends while the port still answers: clients are sent here until then.
         await self._entered.aclose()
@@ -202,7 +207,9 @@ class _Server(uvicorn.Server):
                 connection.end(error)  # type: ignore[union-attr]
             await self._life.told(lambda: bool(connections))
         for connection in list(connections):
+            # Who has not taken its error by now would keep the process.
             connection.transport.abort()
+        # Handlers whose client is gone tell workers to abort: they end by themselves if they can.
         await self._life.told(lambda: bool(self._shared.tasks))
         for task in self._shared.tasks:
             task.cancel()
@@ -222,6 +229,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        # By the loop: `handle_exit` sets events of asyncio, which a bare signal handler may not.
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)

@@ -67,6 +67,7 @@ def ended_by(scope: Scope) -> TriptychError | None:
 async def over(scope: Scope, receive: Receive) -> None:
     """Until the client has left, or the server has no more time for its request, whose body must
     have been read."""
+    # `Listener.end` wakes `receive` with an empty message: only the scope says why.
     while ended_by(scope) is None:
         if (await receive())["type"] == "http.disconnect":
             return
@@ -139,6 +140,7 @@ class EventStream(Response):
             if writer.done():
                 writer.result()
             elif not watcher.done() or ended_by(scope):
+                # Before the error is sent: both would write to one connection.
                 await ended(writer)
                 error = ended_by(scope) or self._deadline.exceeded()
                 await self._cut_short(scope, send, watcher, error)
@@ -166,6 +168,7 @@ class EventStream(Response):
                 # A transport that is full would keep the error, and the connection, for as long as
                 # it likes.
                 abort()
+                # Until uvicorn knows: it logs answers that end early while their client is there.
                 await asyncio.wait({watcher}, timeout=_GRACE_S)
 
 

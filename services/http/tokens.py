@@ -80,6 +80,7 @@ def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
     async def list_models() -> Response:
         return Response(encode(models.cards()), media_type=JSON)
 
+    # A path: a model without a name of its own is called by the folder it lies in.
     @routes.get("/v1/models/{model:path}")
     async def one_model(model: str) -> Response:
         """One of them, by its name."""
@@ -145,6 +146,7 @@ def _shown(frontend: Frontend, wanted: Tokenize, ids: list[int]) -> Tokenized:
 
 def _detokenized(frontend: Frontend, wanted: Detokenize) -> Detokenized:
     tokens = wanted.tokens
+    # config.json may count more tokens than the tokenizer has, or leave added ones out.
     most = max(frontend.info.vocab_size, frontend.tokenizer.size)
     check_token_ids(tokens, "tokens", most)
     return Detokenized(frontend.tokenizer.decode(tokens))

@@ -59,6 +59,7 @@ class Tracer:
             return  # nearly all: looking for a trace takes longer than all the rest here
         parent = self._propagator.extract(headers)
         given = trace.get_current_span(parent).get_span_context()
+        # The client's own decision, if its header is one; else it is as if there were none.
         if headers and not (given.trace_flags.sampled if given.is_valid else self._drawn()):
             return
         span = self._tracer.start_span(
@@ -131,6 +132,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
         "gen_ai.usage.output_tokens": record.completion_tokens,
         "triptych.cached_tokens": record.cached_tokens,
     }
+    # Below 0 are counts that have not come to be known.
     found |= {name: count for name, count in counts.items() if count >= 0}
     return found | ({"gen_ai.request.model": record.model} if record.model else {})
 

@@ -79,6 +79,7 @@ class Beginnings:
             self._most = min(_MOST, self._most + 1)
         self._begun = 0
         while self._waiting and self._begun < self._most:
+            # Counted first: it calls for the next turn, which comes even if this beginning raises.
             self._count()
             self._next()()
 
@@ -122,6 +123,7 @@ class BodyTurns:
     def _next(self) -> None:
         self._next_turn = None
         go_on = self._waiting.popleft()
+        # Before `go_on`, which may raise: the others keep their turns.
         if self._waiting:
             self._rest()
         go_on()

@@ -91,6 +91,7 @@ class Answering:
                 yield data
             if data := self._chunks(first):
                 yield data
+            # `first` may have ended all choices, of which an engine that goes on need not be heard.
             while not self._satisfied:
                 outputs = await anext(rest, None)
                 if outputs is None:

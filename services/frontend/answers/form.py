@@ -103,6 +103,7 @@ class ChunkBuilder:
         if not self._spec.chat:
             return []
         choices = (
+            # Empty text beside a role: clients that measure the first token pass over such a chunk.
             ChatChunkChoice(index=self._form.index(i), delta=Delta("assistant", ""))
             for i in range(self._spec.n)
         )

@@ -76,6 +76,7 @@ class ShownLogprobs:
 
     @property
     def _scores(self) -> list[PositionLogprobs | None]:
+        # Nothing comes before the first token that would make it likely.
         scores = [None, *self._prompt]
         if len(scores) != len(self.spec.prompt_token_ids):
             raise UpstreamError("the worker did not score the prompt")

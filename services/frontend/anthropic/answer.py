@@ -123,6 +123,7 @@ class MessageAnswer:
             if gain.finish_reason is not None:
                 self._last = gain
             if gain.reasoning:
+                # The form has a signature, but reasoning is not signed here.
                 yield from self._add("thinking", gain.reasoning, signature="")
             if gain.text:
                 yield from self._add("text", gain.text)
@@ -163,6 +164,7 @@ class MessageAnswer:
         stop, found = self._last.finish_reason, self._last.stop_reason
         if stop == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
+        # A stop token is told by its id: only a text is one of the client's `stop_sequences`.
         if isinstance(found, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": found}
         called = any(block.kind == "tool_use" for block in self._blocks)

@@ -63,6 +63,7 @@ def chat_of_message(request: CountRequest) -> ChatCompletionRequest:
         fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     told = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
+        # chat_template_kwargs win: they speak to the template itself.
         told = {"enable_thinking": request.thinking.type != "disabled", **told}
     fields["chat_template_kwargs"] = told or None
     config = request.output_config or OutputConfig()

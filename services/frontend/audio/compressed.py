@@ -45,6 +45,7 @@ def read_sound(file: BinaryIO, most_seconds: float) -> tuple[int, Samples]:
                 raise invalid_audio("the audio changes its rate on its way")
             pieces.append(_mono(frame))
             count += len(pieces[-1])
+            # While it grows: what a header says of the length need not be so.
             if count > most_seconds * rate:
                 raise invalid_audio(
                     f"the audio lasts longer than the {most_seconds:g} s that this model hears;"
@@ -94,10 +95,12 @@ def _opened(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
             format=name,
             container_options={"max_streams": str(_MOST_STREAMS)},
             stream_options=[{"max_pixels": _PICTURE}] * _MOST_STREAMS,
+            # Tags in another encoding than UTF-8 are no reason to refuse the sound.
             metadata_errors="replace",
             io_open=_no_other_file,
         ) as container:
             yield container, _audio_of(container)
+    # PyAV's own is an `FFmpegError` too; `clips.child` ends after it.
     except MemoryError:
         raise
     except (av.FFmpegError, OSError, UnicodeError, ValueError) as error:

@@ -47,6 +47,7 @@ class Sounds(Kind):
         return await self._threads.run(work)
 
     async def close(self) -> None:
+        # First: it ends the waits of the threads, which the interpreter joins when it exits.
         if self._readers is not None:
             self._readers.close()
         self._threads.close()

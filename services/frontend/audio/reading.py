@@ -95,6 +95,7 @@ class AudioReader:
 
 
 def _is_wav(data: bytes, param: str | None) -> bool:
+    # Of a `MediaStore` come views, which have no `startswith`.
     start = bytes(data[:16])
     refuse_other_audio(start, param)
     return format_of(start) == WAV

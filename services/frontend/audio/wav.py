@@ -52,6 +52,7 @@ def read_wav_header(data: bytes, param: str | None = None) -> WavHeader:
     form: bytes | None = None
     for kind, start, size in _chunks(data):
         if kind == b"fmt ":
+            # 40 bytes are the longest form, the extensible one.
             form = bytes(data[start : start + min(size, 40)])
         elif kind == b"data":
             return _header(form, data, start, size, param)
@@ -66,6 +67,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
         kind, size = struct.unpack("<4sI", data[place : place + 8])
         yield kind, place + 8, size
+        # RIFF pads chunks to an even length.
         place += 8 + size + size % 2
 
 

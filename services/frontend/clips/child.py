@@ -53,6 +53,7 @@ class Room:
         self._spare = max(_SPARE_BYTES, min(memory_bytes // 4, 4 * _SPARE_BYTES))
         # The address space, not what is resident: malloc fails instead of the kernel killing
         # others.
+        # The hard limit too: the process itself cannot raise that again.
         resource.setrlimit(resource.RLIMIT_AS, (self._most,) * 2)
 
     def is_used_up(self) -> bool:
@@ -92,6 +93,7 @@ class Child:
                     break
                 self._send(Failed(error_info(error)))
             finally:
+                # Else the time limit of this clip would end the process while it is idle.
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _end(self, reason: str) -> None:
@@ -109,6 +111,7 @@ class Child:
     def _do(self, asked: Asked) -> None:
         # Nothing that FFmpeg does can put this off: the signal ends the process.
         signal.setitimer(signal.ITIMER_REAL, self._limits.read_s)
+        # A copy, which is closed here: the descriptor itself is for the next clip too.
         with os.fdopen(os.dup(self._file), "rb") as file:
             if isinstance(asked, Probe):
                 self._send(Probed(probe_clip(file, self._limits)))
@@ -131,6 +134,7 @@ class Child:
                 yield message.index
 
         for pixels in read_frames(file, clip, asked(), self._limits):
+            # A frame that was turned is a view, whose rows do not lie one after the other.
             os.pwrite(self._frame, np.ascontiguousarray(pixels).data, 0)
             self._send(Frame(indices.pop()))
 

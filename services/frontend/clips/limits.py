@@ -89,11 +89,13 @@ def _head(view: memoryview) -> tuple[int, bytes, int]:
 def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """(kind, content) of each box, those of folders too; what is cut off ends where the file
     does."""
+    # A list and no recursion: boxes lie in each other as deep as a client likes.
     left = [view]
     while left:
         rest = left.pop()
         while len(rest) >= 8:
             size, kind, head = _head(rest)
+            # A box that claims less than its head would be read again and again.
             size = len(rest) if size == 0 else max(size, head)
             content, rest = rest[head:size], rest[size:]
             yield kind, content
@@ -103,6 +105,7 @@ def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 def _samples(kind: bytes, content: memoryview) -> int:
     """How many samples a box claims without a byte for each."""
+    # Samples of a run have no bytes here if its flags name no field of theirs.
     if kind == b"trun":
         return int.from_bytes(content[4:8], "big")
     if kind == b"stsz" and any(content[4:8]):  # all of one size

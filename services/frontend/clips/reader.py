@@ -59,11 +59,13 @@ class ClipReader:
             except OSError as error:
                 raise Unavailable(f"no process to read a clip can be started: {error}") from None
             finally:
+                # The child has its own: with this one open, the child's end would not show.
                 theirs.close()
             self._made = made.pop_all()
 
     def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         passed = (theirs.fileno(), self._file, self._frame)
+        # Keys and tokens of this process are not for a decoder of clients' files.
         env = {name: v for name, v in os.environ.items() if name.startswith(_PASSED_ON)}
         command = [sys.executable, "-m", "services.frontend.clips.child", *map(str, passed)]
         return subprocess.Popen(
@@ -155,6 +157,7 @@ class ClipReader:
             self._work.send(msgspec.json.encode(asked))
 
     def _answer(self) -> Answer:
+        # Never 0: the socket would not wait, and raise another error than `TimeoutError`.
         self._work.settimeout(max(self._until - time.monotonic(), 0.001))
         try:
             data = self._work.recv(MESSAGE_BYTES)
@@ -178,11 +181,13 @@ class ClipReader:
 
     def _ended(self) -> Exception:
         """Why it says no more."""
+        # The socket closes a moment before the process can be waited for.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         status = self._process.returncode
         if status == -signal.SIGALRM:
             return self._too_slow()
+        # By `close`, or by the kernel for want of memory: another try may do better.
         if status == -signal.SIGKILL:
             return Unavailable("the process that read the clip was ended")
         if status is None or status >= 0:

@@ -73,6 +73,7 @@ class ClipReaders:
     def close(self) -> None:
         with self._changed:
             self._closed = True
+            # Threads still use these: each is released when it comes `_back`.
             for reader in self._busy:
                 reader.close()
             for reader in self._free:

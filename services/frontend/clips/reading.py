@@ -45,7 +45,9 @@ def probe_clip(file: BinaryIO, limits: ClipLimits) -> Clip:
         if not rate:
             raise invalid_clip("the clip does not say how many frames a second it has")
         frames, end = _count(container, stream, limits)
+        # Or two frames, of a clip that shows each for longer than the slack.
         _check_complete(container, stream, frames, end, max(_SLACK_S, 2 / float(rate)))
+    # Anew: the count has read the container to its end.
     with _opened(file, limits) as (container, stream):
         first = next(iter(container.decode(stream)), None)
         if first is None:
@@ -89,6 +91,7 @@ def _opened(file: BinaryIO, limits: ClipLimits) -> Iterator[tuple[Any, Any]]:
             check_boxes(data)
             if cut_off(data):
                 raise invalid_clip("the clip is incomplete: the file was cut off")
+            # The process may have little memory: the file lies there once already.
             del data
             file.seek(0)
         with av.open(
@@ -100,6 +103,7 @@ def _opened(file: BinaryIO, limits: ClipLimits) -> Iterator[tuple[Any, Any]]:
             io_open=_no_other_file,
         ) as container:
             yield container, _video_of(container, most, limits)
+    # PyAV's own is an `FFmpegError` too; `clips.child` ends after it.
     except MemoryError:
         raise
     except (av.FFmpegError, OSError, UnicodeError, ValueError) as error:
@@ -147,6 +151,7 @@ def _count(container: Any, stream: Any, limits: ClipLimits) -> tuple[int, float]
     for number, packet in enumerate(container.demux()):
         if number > most * _MOST_PACKETS:
             raise invalid_clip(f"the clip has more than {most * _MOST_PACKETS:g} packets")
+        # Each stream ends with an empty packet, which only flushes its decoder.
         if not packet.size:
             continue
         if packet.pts is not None and packet.time_base:

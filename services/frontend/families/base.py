@@ -144,6 +144,7 @@ def processor_identity(info: ModelInfo) -> dict[str, Any]:
     """Class, version and options of the media processor as the model directory gives them."""
     options = info.processor or {}
     name = options.get("image_processor_type") or options.get("feature_extractor_type", "")
+    # By version too: another one may resize the same bytes to other pixels.
     return {"processor": name, "transformers": _transformers_version(), "options": options}
 
 
@@ -164,6 +165,7 @@ def options_of(info: ModelInfo) -> dict[str, Any]:
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """The text of a token that the family needs; `ConfigError` if the tokenizer lacks it."""
     text = tokenizer.token(token_id)
+    # Placeholders are written as text: one that is no single token then has no place to expand.
     if text is None or tokenizer.encode(text) != [token_id]:
         raise ConfigError(f"the tokenizer has no token {token_id}, which the model uses for media")
     return text
@@ -196,6 +198,7 @@ def grid_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int, int]:
         grid = grid[0]
     if not isinstance(grid, list) or len(grid) != 3:
         raise InvalidRequest(f"{key} must be a list of three integers")
+    # type(), for True is an int.
     if not all(type(n) is int and 0 < n < 1 << 31 for n in grid):
         raise InvalidRequest(f"{key} must hold positive integers")
     t, h, w = grid

@@ -28,6 +28,7 @@ _BEGIN_ID, _END_ID, _IMAGE_ID = 255_999, 256_000, 262_144
 
 class Gemma3(Family):
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+        # For its error alone: the options do not change how many tokens there are.
         options_of(info)
         self._length = _tokens_per_image(info)
         self._processor = processor_identity(info)

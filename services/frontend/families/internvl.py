@@ -82,6 +82,7 @@ def _arrangements(least: int, most: int) -> list[tuple[int, int]]:
     sides = range(1, most + 1)
     found = [(columns, rows) for columns in sides for rows in sides]
     kept = [(columns, rows) for columns, rows in found if least <= columns * rows <= most]
+    # Of equally many tiles their order decides: it is that of transformers' own list.
     return sorted(kept, key=lambda arrangement: arrangement[0] * arrangement[1])
 
 

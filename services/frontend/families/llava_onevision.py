@@ -63,6 +63,7 @@ class LlavaOnevision(Family):
         side = math.isqrt(self._base)
         tall, wide = side * rows, side * columns
         if width / height > wide / tall:
+            # Rounded before it is cut, as transformers does: 23.99999999 counts as 24.
             used = int(round(height * (wide / width), 7))
             tall -= (tall - used) // 2 * 2
         else:

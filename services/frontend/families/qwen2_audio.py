@@ -89,6 +89,7 @@ class Qwen2Audio(Family):
         self._processor = processor_identity(info)
         self._audio = AudioWindow(info.processor, self._processor)
         positions = info.config.get("audio_config", {}).get("max_source_positions", _POSITIONS)
+        # The encoder's convolution makes one position of two columns.
         if self._audio.columns != 2 * positions:
             raise ConfigError(
                 f"{info.path}: the feature extractor makes {self._audio.columns} columns, the model"

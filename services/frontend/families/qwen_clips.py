@@ -80,6 +80,7 @@ class ClipGrid:
         """Bounds of one of so many frames that share a number of tokens."""
         if self._most_tokens is None:
             return bounds
+        # 0.9 and 1.05 are those of transformers' `Qwen2VLVideoProcessor`.
         pixels = int(self._most_tokens * (self.patch * self.merge) ** 2 * 0.9)
         share = min(bounds.most, pixels * self.together // frames)
         return PixelBounds(bounds.least, max(share, int(bounds.least * 1.05)))

@@ -73,6 +73,7 @@ class TimedGrid(ClipGrid):
         rows, columns = round(height / factor) * factor, round(width / factor) * factor
         filled = round(frames / self.together) * self.together
         if filled * rows * columns > bounds.most:
+            # By `frames`, though the test is by `filled`: so the original has it.
             beta = math.sqrt((frames * height * width) / bounds.most)
             rows = max(factor, math.floor(height / beta / factor) * factor)
             columns = max(factor, math.floor(width / beta / factor) * factor)

@@ -41,6 +41,7 @@ class MediaFetcher:
         """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
         `PayloadTooLarge` above the limit; both name `param`. `caller`: who waits for it.
         """
+        # Of its beginning: a data: URL may have megabytes.
         scheme = url[:10].partition(":")[0].lower()
         if scheme == "data":
             return await self._data(url, param)
@@ -114,6 +115,7 @@ def from_base64(text: str, begin: int = 0) -> bytes:
     except ValueError:
         written = unquote(text[begin:])
         cleaned = "".join("".join(piece.split()) for piece in _slices(written, 0))
+        # Padding that was left out is added.
         return _decoded(cleaned + "=" * (-len(cleaned) % 4), 0)
 
 
@@ -162,6 +164,7 @@ def _local_path(url: str) -> Path | None:
 
 def _open_regular(path: Path) -> BinaryIO:
     """Open a file, but no pipe or device, and nothing that became a link meanwhile."""
+    # O_NONBLOCK: opening a pipe would wait until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -50,6 +50,7 @@ def _open(data: bytes, header: PictureHeader, param: str | None) -> Image.Image:
     """Pillow's view of it, which must be the one that was checked."""
     Image.init()  # all decoders, not only those that open() loads by itself
     try:
+        # The checked header's decoder alone: others may cost more than its pixels tell.
         image = Image.open(BytesIO(data), formats=[header.form])
     except Exception as error:  # decoders raise anything on hostile bytes
         raise _broken(error, param) from error
@@ -87,4 +88,5 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:
     """Pillow's own conversion would clip everything above 255."""
     grey = np.clip(np.asarray(image, dtype=np.int32), 0, 65535)
+    # 65535 is 255 times 257, half of which rounds.
     return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")

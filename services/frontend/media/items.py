@@ -118,6 +118,7 @@ class ItemLoader:
         """
         self._check_kinds(parts)
         self._check_number(parts)
+        # Reversed: of parts with one URL the first is kept, whose field errors name.
         first_parts = {
             (part.modality, part.url): part for part in reversed(parts) if part.url is not None
         }
@@ -181,6 +182,7 @@ class ItemLoader:
         return await kind.run(lambda: self._item(data, part, wanted), len(data))
 
     def _item(self, data: bytes, part: MediaPart, wanted: Wanted) -> Item:
+        # First: what is refused is neither hashed nor kept.
         extent = self._kinds[part.modality].measure(data, wanted, part.param)
         name = self._name_of(data, part.modality, wanted)
         return Item(name, extent, self.store.keep(data), part.modality, wanted)

@@ -162,6 +162,7 @@ class Videos(Kind):
         return await self._threads.run(work)
 
     async def close(self) -> None:
+        # First: it ends the waits of the threads, which the interpreter joins when it exits.
         self._readers.close()
         self._threads.close()
 

@@ -50,6 +50,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
         return address.sixtofour
     if address.teredo is not None:
         return address.teredo[1]
+    # Below 2**32 are IPv4-compatible addresses (RFC 4291, 2.5.5.1), `::` and `::1`.
     if address in _NAT64 or int(address) >> 32 == 0:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return None

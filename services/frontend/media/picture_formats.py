@@ -157,6 +157,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if data[place] != 0xFF:
             raise BadHeader("the JPEG is broken: no marker where one must be")
         marker = data[place + 1]
+        # Fill bytes, and TEM, which has no length (ITU T.81, B.1.1).
         if marker in (0xFF, 0x01):
             place += 1 if marker == 0xFF else 2
             continue
@@ -204,6 +205,7 @@ def _after_blocks(data: bytes, place: int) -> int:
 
 def _bmp(data: bytes) -> PictureHeader:
     (header_size,) = struct.unpack_from("<I", data, 14)
+    # OS/2's header, whose sides have no sign.
     if header_size == 12:
         width, height = struct.unpack_from("<HH", data, 18)
         return PictureHeader("BMP", width, height)

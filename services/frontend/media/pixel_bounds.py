@@ -154,6 +154,7 @@ def _frames(asked: _Videos, usual: FrameSampling, most: int) -> FrameSampling:
         fps=asked.fps or usual.fps,
         min_frames=asked.min_frames or usual.min_frames,
         max_frames=asked.max_frames or usual.max_frames,
+        # Where fps is given, a usual num_frames must not win over it.
         num_frames=usual.num_frames if asked.fps is asked.num_frames is None else asked.num_frames,
     )
 

@@ -40,6 +40,7 @@ class MediaStore:
                 self.in_memory += len(data)
             else:
                 self.in_files += len(data)
+        # A view in both cases: `bytes` take no weak reference, which tells when they may go.
         view = memoryview(data) if small else self._filed(data)
         # Who holds the view last is not known here: pipelines and retries share it.
         weakref.finalize(view, self._gone, len(data), small).atexit = False

@@ -73,6 +73,7 @@ class WebFetcher:
         # aiohttp asks no resolver about literal addresses: the check of names would not see them.
         address = literal_address(url.host)
         if address is None:
+            # `raw_host`: by this name aiohttp asks the resolver when it connects.
             await self._lookups.find(url.raw_host or "", url.port or 0, caller)
         elif not self._config.allow_private and not is_public(address):
             raise _forbidden(param)

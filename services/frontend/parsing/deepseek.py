@@ -39,6 +39,7 @@ class DeepSeek(ToolFormat):
             return False
         yield from source.blanks()
         if (yield from source.peek()) != "{":
+            # V3: what stood before the separator was the type.
             name = yield from source.word()
             yield from source.blanks()
             yield from source.take(FENCE)

@@ -47,6 +47,7 @@ class DeepSeek32(ToolFormat):
     )
 
     def read(self, source: Source, out: Listener) -> Steps[None]:
+        # Not the bare token: of marks none may hold another, and it stands in all of these.
         while mark := (yield from source.pass_to(out.text, [*self.marks[1:], INVOKE])):
             if mark != INVOKE:
                 continue
@@ -123,6 +124,7 @@ def _text_to_end(rules: Rules) -> str:
     before, after = PARAMETER_END.split(TOKEN)
     if not rules.is_token(TOKEN):
         return rules.text_before(PARAMETER_END)
+    # An expression ends at a bare slash.
     text = rules.terminal(f"/(?s:.*){before}/".replace("</", r"<\/"))
     return f"{text} {rules.mark(TOKEN)} {quoted(after)}"
 

@@ -51,6 +51,7 @@ class Gemma4Format(ToolFormat):
         yield from source.blanks()
         quote = self.marks[2]
         first = yield from source.peek()
+        # Each level is a generator within others: without a bound Python's stack would end.
         if first in ("{", "[") and depth < MAX_DEPTH:
             return (yield from self._members(source, out, first, depth))
         if first == quote[0] and (yield from source.take(quote)):

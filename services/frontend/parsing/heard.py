@@ -86,6 +86,7 @@ class Listener:
 
     def close(self) -> None:
         """No more comes."""
+        # White space behind a call belongs to its form; without calls it is text.
         if not self._begun:
             self._text.append(self._gap)
         self._gap = ""

@@ -91,6 +91,7 @@ def _arguments(source: Source, out: Listener, call: _Call) -> Steps[bool]:
         return text is not None
     if first != "{":
         return False
+    # Held back: a call begins with its name.
     if not call.name:
         parts: list[str] = []
         complete = yield from source.json(parts.append)

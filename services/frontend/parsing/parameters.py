@@ -106,6 +106,7 @@ def _may_be_string(schema: Json) -> bool:
 
 def _value(text: str, schema: Json) -> str:
     """A value as JSON: booleans and null in Python's spelling too."""
+    # Blanks belong to a string, and to no other value.
     text = text.strip() if not _may_be_string(schema) else text
     plain = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     try:

@@ -243,4 +243,5 @@ def _read(reading: Reading, source: Source, out: Listener) -> Steps[None]:
         yield from reading.thinking.read(source, out, inside=reading.inside)
     if reading.tools is not None:
         yield from reading.tools.read(source, out)
+    # All of it where there are no tools: a form reads to the end by itself.
     yield from source.pass_to(out.text, ())

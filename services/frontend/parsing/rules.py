@@ -24,6 +24,7 @@ class Rules:
 
     def mark(self, text: str) -> str:
         """A text that models write as one token where they have it."""
+        # <[5]> is llguidance's word for the token 5.
         found = self._token_id(text)
         return quoted(text) if found is None else f"<[{found}]>"
 
@@ -62,6 +63,7 @@ class Rules:
 
 def quoted(text: str) -> str:
     """`text` as a term of a grammar."""
+    # Lark escapes in strings what JSON does.
     spelled: str = msgspec.json.encode(text).decode()
     return spelled
 

@@ -66,6 +66,7 @@ class Source:
             if stop > self._at:
                 sink(self._text[self._at : stop])
                 self._at = stop
+            # Handed on and forgotten: a long answer is neither kept nor searched again.
             self.start()
             if found:
                 self._at = len(found[1])
@@ -84,9 +85,11 @@ class Source:
             if found and found[0] - start <= most:
                 self._at = found[0] + len(found[1])
                 return self._text[start : found[0]], found[1]
+            # Longer by a mark, which may begin among the `most` characters and end behind them.
             if self._ended or len(self._text) - start >= most + longest:
                 self._at = min(len(self._text), start + most)
                 return self._text[start : self._at], ""
+            # Not searched again, but for an end in which a mark may begin.
             looked = max(looked, len(self._text) - longest + 1)
             yield
 

@@ -115,12 +115,14 @@ class PoolingInputs:
         num_chars = len(query) + len(document)
         try:
             if self._pairs is None:
+                # Far too long to be worth tokenizing, as of other prompts.
                 self._prompts.room_beside(num_chars // (4 * self._tokenizer.longest), param)
                 joined = partial(self._joined, query, document, instruction)
                 return await asyncio.to_thread(joined) if num_chars > OFFLOAD_CHARS else joined()
             text = partial(self._pairs.render, query, document, instruction)
             prompt = await self._prompts.of_chat(text, num_chars, (), add_special_tokens=False)
         except InvalidRequest as error:
+            # The template's errors name messages, of which a pair has none.
             error.param = error.param if error.param == "instruction" else param
             raise
         return prompt.token_ids, 0

@@ -160,6 +160,7 @@ def _score(tokenizer: Tokenizer, modules: Mapping[str, Json]) -> Pooler:
 def _labels(info: ModelInfo) -> tuple[str, ...]:
     """Names of the classes that a head tells apart; transformers assumes two."""
     named = info.config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    # Keys of JSON are texts, among which '10' comes before '2'.
     return tuple(str(named[key]) for key in sorted(named, key=int))
 
 

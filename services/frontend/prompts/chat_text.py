@@ -62,6 +62,7 @@ class ChatText:
         }
         marker = self._guard.marker(values)
         values = marker.mark(values)
+        # Once the client's texts are marked: what `_shaped` writes are placeholders of ours.
         messages = [self._shaped(message, template) for message in values.pop("messages")]
         if request.continue_final_message:
             _check_open_end(request)
@@ -78,6 +79,7 @@ class ChatText:
         template = self._used(request, use)
         form = self._parsers.tool_format(template.source) if template is not None else None
         if not use.shown:
+            # Harmony's messages have heads where there are no tools, too.
             return form if form is not None and form.always else None
         if template is not None and not template.reads_tools:
             said = "the chat template takes no tools"
@@ -92,6 +94,7 @@ class ChatText:
         """How an answer is read that follows a prompt with that end."""
         template, form = self._used(request, use), self.form(request, use)
         thoughts = None
+        # A form that is `always` there tells reasoning apart by itself.
         if template is not None and (form is None or not form.always):
             thoughts = self._parsers.thinking(template.source)
         tools = {function.name: function for function in use.functions}
@@ -111,6 +114,7 @@ class ChatText:
             return self._brought.get(own)
         if request.template_key is not None:
             return self._named(request.template_key)
+        # transformers' name for the template of chats with tools.
         template = self._templates.get("tool_use") if use.shown else None
         return template or self._templates.get("default")
 

@@ -36,6 +36,7 @@ class Guarded:
 class Guard:
     def __init__(self, tokens: Iterable[str]) -> None:
         """`tokens` to protect. A token of one character or of blanks only cannot be protected."""
+        # One character has no place inside at which to cut it.
         self._tokens = frozenset(token for token in tokens if len(token) > 1 and token.strip())
         self._lengths = sorted({len(token) for token in self._tokens})
         self._prefixes = frozenset(t[:n] for t in self._tokens for n in range(1, len(t)))
@@ -105,6 +106,7 @@ class Marker:
         for mark in self.marks.values():
             # `tojson` with ensure_ascii writes a character beyond the BMP as two surrogates.
             text = text.replace(_escaped(mark), mark)
+        # While the client's tokens are marked: only those that the template wrote are found.
         found = sorted((place, token) for token in wanted for place in _offsets(text, token))
         places: list[int] = []
         for mark in self.marks.values():

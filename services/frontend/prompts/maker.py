@@ -40,6 +40,7 @@ class PromptMaker:
 
     def room_beside(self, num_tokens: int, param: str) -> int:
         """How many tokens are left for the answer. `InvalidRequest` if there are none."""
+        # One more if there is no answer: the prompt may fill the model's length.
         room = self._room - num_tokens + (not self._answers)
         if room < 1:
             both = " for prompt and answer together" if self._answers else ""
@@ -108,6 +109,7 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     """The four forms of a completion's prompt as a list of texts or token lists."""
     if isinstance(prompt, str):
         return [prompt]
+    # A list of token ids is one prompt, however long.
     if not 0 < len(prompt) <= MAX_PROMPTS and not isinstance(next(iter(prompt), None), int):
         raise InvalidRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", param="prompt")
     ids = [part for part in prompt if isinstance(part, int)]

@@ -65,6 +65,7 @@ _QWEN3 = (
     ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
     "<Instruct>: {{ instruction }}\n<Query>: {{ query }}\n<Document>: {{ document }}<|im_end|>\n"
+    # The last line break as an expression: jinja2 drops one at a template's end.
     '<|im_start|>assistant\n<think>\n\n</think>{{ "\\n\\n" }}'
 )
 _ROLES = ("query", "document")

@@ -127,4 +127,5 @@ class RawPrompts:
             raise InvalidRequest(
                 f"images: the prompt has {len(places)} marks for {count} pictures", param="images"
             )
+        # Without cuts: special tokens of a raw prompt are meant as such.
         return Guarded(text, tuple(places), ())

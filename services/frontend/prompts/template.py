@@ -61,6 +61,7 @@ class _Dict:
 class _Namespace(Namespace):
     """`namespace` that takes no underscore-prefixed attribute."""
 
+    # No named arguments: a template may call a value anything, `self` too.
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
         values = dict(*rest, **kwargs)
@@ -163,6 +164,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text. `InvalidRequest` (messages) if the template refuses its input."""
         names = {**self._special_tokens, **(variables or {})}
+        # Last: variables are the client's, and must not replace the messages.
         names.update(
             messages=messages,
             tools=tools,
@@ -180,6 +182,7 @@ class ChatTemplate:
         """As `render`, but the last message's text stays open, for the model to continue it."""
         tagged, ending = _tag_last(messages)
         text = self.render(tagged, add_generation_prompt=False, **options)
+        # The last one: a client may have written the tag before.
         place = text.rfind(CONTINUE_TAG.strip())
         if place < 0 or ending.strip() not in text:
             raise InvalidRequest(

@@ -107,6 +107,7 @@ def _add(messages: list[Json], item: Json, where: str) -> None:
         name = string_of(item, "call_id", where)
         messages.append({"role": "tool", "tool_call_id": name, "content": content})
     elif kind == "reasoning":
+        # Reasoning begins a turn, which text and calls that follow join (`_turn`).
         messages.append({"role": "assistant", "reasoning_content": _thought(item, where)})
     else:
         _add_message(messages, item, where)

@@ -98,6 +98,7 @@ class OutputItems:
             yield from self._begin(kind)
         item = self._open
         assert item is not None
+        # OpenAI's streams open a part before its first text; arguments are no part.
         if not item.parts and kind != "function_call":
             yield {"type": "response.content_part.added", **_place(item), "part": item.part("")}
         item.parts.append(text)
