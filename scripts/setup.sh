@@ -32,7 +32,9 @@ redis() {
 stamp="$VENV/.installed-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-${EXTRAS//,/-}"
 if [ ! -e "$stamp" ]; then
     [ -e "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-    pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    # Modules are compiled once they are imported, which most never are: to compile all takes half a
+    # minute.
+    pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
     # torch first and alone: a build that is already there must not be replaced by a larger one.
     "${pip[@]}" "$(sed -n 's/^    "\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
     "${pip[@]}" --editable ".[worker${EXTRAS:+,$EXTRAS}]"
