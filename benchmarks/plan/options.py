@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.common.plotting import check_plots
 from benchmarks.plan.measured import fleet_profile
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.profile import Profile, calibrated
@@ -39,6 +40,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     """Exits with 2 and one line that names the flag at fault."""
     parser = _parser()
     args = parser.parse_args(argv)
+    check_plots(parser, "--plot", args.plot)
     try:
         slo = named(args.slo, ("ttft", "tpot"), "--slo")
         costs = dict(named(args.costs, ("encode", "prefill", "decode"), "--costs", "any"))

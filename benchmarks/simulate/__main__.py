@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.plotting import check_plots
 from benchmarks.common.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import case, file_case
@@ -76,6 +77,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--file", type=Path, help="a public trace instead of ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)
+    check_plots(parser, "--out", args.out)
     given = [name for name in args.peers.split(",") if name]
     args.peers = given or list(QUICK_PEERS if args.quick else PEERS)
     if unknown := set(args.peers) - set(PEERS):

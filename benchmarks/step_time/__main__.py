@@ -12,7 +12,6 @@ row of the last part is compared with the same queue of 1, and holds if it is wi
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.plotting import check_plots
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown
 from benchmarks.step_time.device import Shape, Steps
 from benchmarks.step_time.host import Queue, filled, measure, queues
@@ -33,11 +33,9 @@ class Point:
     value: float
 
 
-def draw(path: Path, points: Sequence[Point], queues: Sequence[Queue], host: Sequence[Row]) -> bool:
+def draw(path: Path, points: Sequence[Point], queues: Sequence[Queue], host: Sequence[Row]) -> None:
     """Decode steps over the batch and over the context, and the host's part over the requests that
-    wait; `host` has a row for each queue. False without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
+    wait; `host` has a row for each queue."""
     from matplotlib import pyplot
 
     decode = [point for point in points if point.shape.count == 1]
@@ -58,7 +56,6 @@ def draw(path: Path, points: Sequence[Point], queues: Sequence[Queue], host: Seq
     waiting.set_xscale("log")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
-    return True
 
 
 def _name(axes: object, x: str, y: str, lines: str) -> None:
@@ -116,8 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", help="as a worker's")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's default")
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    parser.add_argument("--svg", type=Path, help="plot here, if matplotlib is installed")
+    parser.add_argument("--svg", type=Path, help="plot here (needs the extra 'bench')")
     args = parser.parse_args(argv)
+    check_plots(parser, "--svg", args.svg)
     if args.threads:
         torch.set_num_threads(args.threads)
     shapes = shapes_of(quick=args.quick)
@@ -131,8 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [Row(f"{point.shape.name}, ms", point.value) for point in points] + waiting
     if args.markdown is not None:
         args.markdown.write_text(markdown(rows, about))
-    if args.svg is not None and not draw(args.svg, points, queues(WAITING), waiting):
-        print("no plot: matplotlib is not installed (pip install -e '.[bench]')")
+    if args.svg is not None:
+        draw(args.svg, points, queues(WAITING), waiting)
     return finish(rows, args.json)
 
 
