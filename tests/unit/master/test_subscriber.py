@@ -13,7 +13,7 @@ from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_repl
 from protocol.kv_events import AllBlocksCleared, BlockStored, EventBatch, EventSource, encode_batch
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
-from services.master.events import subscriber, zmq_reader
+from services.master.events import subscription, zmq_reader
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.registry import Registry
 from services.master.listener import MasterListener
@@ -101,7 +101,7 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "_REPLAY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(subscription, "_REPLAY_TIMEOUT_S", 0.05)
 
 
 async def following(publisher: Publisher) -> Follower:
