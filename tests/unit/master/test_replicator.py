@@ -56,6 +56,31 @@ def test_a_drain_spreads_from_any_master_and_with_heartbeats() -> None:
     assert b.master.registry.instances["v"].draining
 
 
+def test_a_worker_that_drained_by_its_own_word_is_used_again_by_its_own_word() -> None:
+    fleet = fleet_of("w")
+    a, b = fleet.nodes
+    a.beat("w", draining=True)
+    for joined in a.replicator.own(0.0):  # as when its home has reached Redis again
+        a.replicator.tell(joined)
+    fleet.deliver()
+    assert b.master.registry.instances["w"].draining
+    a.beat("w")
+    fleet.deliver()
+    assert not b.master.registry.instances["w"].draining
+
+
+def test_what_its_home_says_of_a_drain_is_older_than_what_a_worker_says_here() -> None:
+    fleet = fleet_of("w")
+    a, b = fleet.nodes
+    b.register(info("w"))
+    a.beat("w", draining=True)
+    for joined in a.replicator.own(0.0):
+        a.replicator.tell(joined)
+    b.beat("w")
+    fleet.deliver()
+    assert not b.master.registry.instances["w"].draining
+
+
 def test_a_breaker_opens_everywhere_and_failures_are_counted_by_each() -> None:
     fleet = fleet_of("w", breaker_failures=2, breaker_open=5.0)
     a, b = fleet.nodes
