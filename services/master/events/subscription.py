@@ -80,9 +80,9 @@ class Subscription:
     def _connected(
         self, socket: zmq.Socket[bytes], endpoint: str, take: Callable[[list[bytes]], None]
     ) -> SocketReader:
-        if self._curve is not None:
-            self._curve.connect(socket)
         try:
+            if self._curve is not None:
+                self._curve.connect(socket)
             socket.connect(endpoint)
         except zmq.ZMQError:
             socket.close(0)
