@@ -95,6 +95,19 @@ def test_a_breaker_opens_everywhere_and_failures_are_counted_by_each() -> None:
     assert not any(math.isinf(node.penalty("w")) for node in fleet.nodes)
 
 
+def test_what_another_master_says_of_a_breaker_closes_none_sooner() -> None:
+    fleet = fleet_of("w", breaker_failures=1, breaker_open=10.0, lease=100.0)
+    a, b = fleet.nodes
+    breakers, instance = a.master.registry.breakers, a.master.registry.instances["w"]
+    breakers.take_out(instance, 0.0, 30e3, "it answers no probe")
+    b.master.finished(Finished("r", failed=["w"]), 0.0)
+    fleet.deliver()
+    fleet.at(29.9)
+    assert math.isinf(a.penalty("w"))
+    fleet.at(30.0)
+    assert not math.isinf(a.penalty("w"))
+
+
 def test_a_worker_that_speaks_to_both_survives_the_silence_of_one() -> None:
     fleet = fleet_of("w")
     a, b = fleet.nodes
