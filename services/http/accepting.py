@@ -84,10 +84,16 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept)
 
     def take_waiting(self) -> None:
-        """Take the connections that the kernel has made already; `close` would reset them."""
-        # In a pause there is no room to take them: their clients see a reset all the same.
-        if self._timer is None:
-            self._accept()
+        """Take the connections that the kernel has made already, as far as there is room: `close`,
+        which is to come next, lets the rest be reset."""
+        # Room may have come since the pause began.
+        if self._timer is not None:
+            self._timer.cancel()
+        # No more than the kernel's queue has room for: those that come meanwhile without end must
+        # not keep the process.
+        for _ in range(0, BACKLOG + 1, _AT_ONCE):
+            if not self._accept():
+                return
 
     def close(self) -> None:
         """Accept no more; the socket can be closed. Idempotent."""
@@ -97,18 +103,21 @@ class Acceptor:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take some; whether there may be more that can be taken at once."""
         for _ in range(min(_AT_ONCE, self._room.left)):
             try:
                 connection, _ = self._listener.accept()
             # A client that resets before it is accepted leaves nothing to close.
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+            except ConnectionAbortedError:
+                continue
+            except (BlockingIOError, InterruptedError):
+                return False
             # EMFILE: the connection stays in the kernel's queue, so try again instead of spinning
             # on it.
             except OSError as error:
                 self._pause(f"a connection cannot be accepted: {error.strerror or error}")
-                return
+                return False
             connection.setblocking(False)
             task = self._loop.create_task(self._open(connection))
             # The loop holds tasks weakly: without this set one could be collected in its handshake.
@@ -116,6 +125,8 @@ class Acceptor:
             task.add_done_callback(self._opening.discard)
         if self._room.left <= 0:
             self._pause(f"{self._room.limit} connections, as many as the open files allow")
+            return False
+        return True
 
     async def _open(self, connection: socket.socket) -> None:
         try:

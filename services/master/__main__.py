@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import uvloop
 
@@ -77,7 +77,13 @@ def _check(config: MasterConfig) -> None:
 def _without_password(url: str) -> str:
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"***{at}{host}" if at else host))
+    netloc = f"***{at}{host}" if at else host
+    # The client takes `password` and `ssl_password` from the query too.
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    shown = [(name, "***" if "password" in name else value) for name, value in options]
+    # Without a fragment: it means nothing here but a password whose '#' was not escaped.
+    parts = parts._replace(netloc=netloc, query=urlencode(shown, safe="*/"), fragment="")
+    return urlunsplit(parts)
 
 
 async def run(config: MasterConfig) -> None:

@@ -62,9 +62,9 @@ class Node(MasterListener):
 
     def beat(
         self, name: str, generation: str = "", load: Load | None = None,
-        role: StageRole | None = None,
+        role: StageRole | None = None, draining: bool = False,
     ) -> bool:  # fmt: skip
-        beat = Heartbeat(name, generation, load or Load(), role=role)
+        beat = Heartbeat(name, generation, load or Load(), draining, role=role)
         answer = self.master.heartbeat(beat, self.now)
         if answer.known:
             self.replicator.beat(beat, answer.draining, self.now)

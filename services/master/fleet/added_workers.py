@@ -194,8 +194,7 @@ class AddedWorkers:
 
     def alive(self, probed: Probed, now: float, metrics: WorkerMetrics | None = None) -> None:
         """Register it, or renew its lease; one that registers itself speaks for itself."""
-        # Removed, or removed and added again, while it was asked.
-        if self._probed.get(probed.instance.name) is not probed:
+        if not self._is_there(probed):
             return
         if metrics is not None:
             probed.block_size = metrics.block_size
@@ -224,6 +223,8 @@ class AddedWorkers:
 
     def failed(self, probed: Probed, error: str, now: float) -> None:
         """A probe had no good answer."""
+        if not self._is_there(probed):
+            return
         probed.failures += 1
         probed.error = error
         probed.learned = ""
@@ -232,6 +233,10 @@ class AddedWorkers:
             self._deregister(probed)
         if now - probed.seen > self.config.probe_forget:
             self._probed.pop(probed.instance.name, None)
+
+    def _is_there(self, probed: Probed) -> bool:
+        """Whether it was not removed, or removed and added again, while it was asked."""
+        return self._probed.get(probed.instance.name) is probed
 
     def _deregister(self, probed: Probed) -> None:
         self.registry.deregister(InstanceName(probed.instance.name))

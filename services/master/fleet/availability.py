@@ -37,6 +37,11 @@ class Availability:
         instance.resumed = not draining and instance.draining
         self._set_draining(instance, draining, draining and instance.says_draining, now_ms)
 
+    def drains_itself(self, instance: Instance, now_ms: float) -> None:
+        """The worker's own word, as another master passes it on: its next heartbeat counts for
+        more."""
+        self._set_draining(instance, instance.drained, True, now_ms)
+
     def _set_draining(self, instance: Instance, drained: bool, says: bool, now_ms: float) -> None:
         before = instance.draining
         instance.drained, instance.says_draining = drained, says

@@ -49,13 +49,14 @@ class CircuitBreakers:
         if instance.info.instance_id not in self._open:
             info = instance.info
             worker_line(logger, logging.WARNING, "avoided", info.role, info.url, cause)
-        # Never sooner than it would have closed: causes differ in how long they keep it open.
-        self.open(instance, now_ms, max(open_ms, instance.open_until - now_ms))
+        self.open(instance, now_ms, open_ms)
         self.opened(instance.info.instance_id, now_ms)
 
     def open(self, instance: Instance, now_ms: float, open_ms: float) -> None:
         """No requests for it for so long, by another master's word too."""
-        instance.open_until = now_ms + open_ms
+        # Never sooner than it would have closed: causes, and the flags of masters, differ in how
+        # long they keep it open.
+        instance.open_until = max(instance.open_until, now_ms + open_ms)
         self._open.add(instance.info.instance_id)
         self._update(instance, now_ms)
 

@@ -42,7 +42,7 @@ class Registry:
     changelog: Changelog = field(init=False)  # for those who follow the registry
     breakers: CircuitBreakers = field(init=False)  # keep requests from workers where they failed
     roles: Roles = field(init=False)  # of workers that may have several
-    _availability: Availability = field(init=False)
+    availability: Availability = field(init=False)  # who drains or stalls
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)
 
@@ -51,7 +51,7 @@ class Registry:
         self.breakers = CircuitBreakers(
             self.config, self.instances, self.changelog, self.listener.opened
         )
-        self._availability = Availability(self.breakers, self.changelog)
+        self.availability = Availability(self.breakers, self.changelog)
         self.roles = Roles(self.config, self.instances, self.fleets, self.changelog)
 
     def fleet(self, model: str) -> Fleet:
@@ -139,7 +139,7 @@ class Registry:
         instance = self._in_generation(beat.instance_id, beat.generation)
         if instance is None:
             return LeaseAnswer(False)
-        self._availability.heard(instance, beat, now_ms)
+        self.availability.heard(instance, beat, now_ms)
         self.roles.heard(instance, beat.role, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
@@ -183,7 +183,7 @@ class Registry:
         instance = self.named(name.instance_id, name.generation)
         if instance is None:
             return LeaseAnswer(False)
-        self._availability.drain(instance, name.draining, now_ms)
+        self.availability.drain(instance, name.draining, now_ms)
         return LeaseAnswer(True, self.config.lease, instance.draining, instance.resumed)
 
     def named(self, instance_id: str, generation: str) -> Instance | None:

@@ -13,6 +13,7 @@ from protocol.errors import UpstreamError
 from protocol.fleet_key import NO_KEY, FleetKey
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry
+from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient
@@ -87,7 +88,8 @@ class FleetMetrics:
 async def _text(client: ProbeClient, url: str) -> bytes | None:
     try:
         return await client.page_of(url)
-    except UpstreamError:
+    # NotAsked: the master is short of files, which must not cost the page of the others.
+    except (UpstreamError, NotAsked):
         return None
 
 

@@ -92,4 +92,5 @@ def keep(replicator: Replicator, info: InstanceInfo, now: float) -> None:
         return
     replicator.master.registry.touch(info.instance_id, now * 1e3, replicator.master.config.lease)
     age_ms = max(0.0, now * 1e3 - known.since)
-    replicator.tell(Kept(Joined(known.info, home.master, known.draining, age_ms)))
+    joined = Joined(known.info, home.master, known.drained, age_ms, known.says_draining)
+    replicator.tell(Kept(joined))

@@ -32,12 +32,14 @@ class Change(msgspec.Struct, tag_field="t", omit_defaults=True):
 
 class Joined(Change, tag="joined"):
     """A worker is there, as it said to the master that hears it (`home`), where it has been
-    known for `age_ms` since it started."""
+    known for `age_ms` since it started. `draining`: by a call to a master, until a call takes it
+    back; `says_draining`: by the worker's own word, until a heartbeat says otherwise."""
 
     info: InstanceInfo
     home: Name
     draining: bool = False
     age_ms: Amount = 0.0
+    says_draining: bool = False
 
 
 class Beat(Change, tag="beat"):

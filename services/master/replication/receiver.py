@@ -105,6 +105,9 @@ class Receiver:
         if lease_s:
             registry.touch(name, now * 1e3, lease_s)
             self.homes.speaks_elsewhere(name, joined.home, now)
+            # Not by `drain`, which only a call undoes: the worker ends its own drain by itself.
+            if joined.says_draining:
+                registry.availability.drains_itself(registry.instances[name], now * 1e3)
         if joined.draining:
             registry.drain(Drain(name), now * 1e3)
 

@@ -95,7 +95,8 @@ class Replicator:
 
     def _joined(self, info: InstanceInfo, now: float) -> Joined:
         instance = self.master.registry.instances[info.instance_id]
-        return Joined(info, self.name, instance.draining, max(0.0, now * 1e3 - instance.since))
+        age_ms = max(0.0, now * 1e3 - instance.since)
+        return Joined(info, self.name, instance.drained, age_ms, instance.says_draining)
 
     def beat(self, beat: Heartbeat, draining: bool, now: float) -> None:
         """A worker's heartbeat came here."""

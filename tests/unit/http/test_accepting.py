@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import uvloop
 
+from services.http import accepting
 from services.http.accepting import Acceptor, Room
 from services.http.open_files import SPARE, raise_limit
 from services.http.server import bind
 from tests.support.listening import Client
 from tests.support.shortage import no_files_left
+from tests.support.waiting import eventually
 
 
 class Echo(asyncio.Protocol):
@@ -62,6 +65,13 @@ class Accepting:
 async def echoed(client: Client) -> None:
     await client.send(b"x")
     await client.until(b"x")
+
+
+def end(server: Accepting) -> None:
+    """As a server's shutdown does it."""
+    server.acceptor.take_waiting()
+    server.acceptor.close()
+    server.listener.close()
 
 
 def on_both_loops(work: Any) -> None:
@@ -114,10 +124,39 @@ def test_what_the_kernel_has_taken_is_served_before_the_end() -> None:
     async def work() -> None:
         server = Accepting(100)
         async with server.running(), Client(server.address) as client:
-            server.acceptor.take_waiting()
-            server.acceptor.close()
-            server.listener.close()
+            end(server)
             await echoed(client)
+
+    on_both_loops(work)
+
+
+def test_all_that_the_kernel_has_taken_are_served_before_the_end() -> None:
+    """More than are taken in a turn of the loop, and some that there is no room for."""
+
+    async def work() -> None:
+        server = Accepting(50)
+        async with server.running(), contextlib.AsyncExitStack() as stack:
+            # Without a turn of the loop, in which it would accept some of them.
+            for _ in range(60):
+                stack.enter_context(socket.create_connection(server.address))
+            end(server)
+            await eventually(lambda: len(server.open) == 50)
+
+    on_both_loops(work)
+
+
+def test_room_that_has_just_come_is_used_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "_LOOK_S", 3600.0)
+
+    async def work() -> None:
+        server = Accepting(1)
+        async with server.running(), Client(server.address) as first:
+            await echoed(first)
+            async with Client(server.address) as second:
+                await first.__aexit__()
+                await eventually(lambda: not server.open)
+                end(server)
+                await echoed(second)
 
     on_both_loops(work)
 

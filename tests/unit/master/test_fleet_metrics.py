@@ -2,7 +2,14 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.master.probing.fleet_metrics import WorkerPage, merged
+from protocol.registry import InstanceInfo
+from services.master.config import MasterConfig
+from services.master.fleet.registry import Registry
+
+# Its import opens files, which a master that has asked a worker before need not do again.
+from services.master.probing.client import ProbeClient
+from services.master.probing.fleet_metrics import FleetMetrics, WorkerPage, merged
+from tests.support.shortage import no_files_left
 
 OURS = b"""# HELP triptych:tokens_total Tokens, so far.
 # TYPE triptych:tokens_total counter
@@ -80,3 +87,15 @@ def test_what_is_no_metric_does_not_break_the_page() -> None:
 
 def test_without_workers_there_is_a_page() -> None:
     assert samples(merged([])) == {}
+
+
+async def test_a_worker_that_could_not_be_asked_costs_no_other_its_place() -> None:
+    config = MasterConfig()
+    registry = Registry(config)
+    registry.register(InstanceInfo("w", "decode", "http://127.0.0.1:9", "m"), 0.0)
+    async with ProbeClient(1.0):
+        pass
+    with no_files_left():
+        page = await FleetMetrics(registry, config).page()
+    ((labels, value),) = samples(page)["triptych_master:worker_metrics"]
+    assert (labels["worker"], value) == ("http://127.0.0.1:9", 0.0)

@@ -1,7 +1,9 @@
 """Which workers a master asks by itself: those whose own master is silent."""
 
+from protocol.registry import Heartbeat
 from services.master.probing.orphan_prober import keep, orphans
-from tests.support.master_nodes import LEASE_S, fleet_of, info
+from services.master.replication.messages import Beat, Kept, decode_stored, encode_stored
+from tests.support.master_nodes import LEASE_S, Node, fleet_of, info
 
 
 def test_orphans_are_those_whose_home_is_silent() -> None:
@@ -22,3 +24,18 @@ def test_orphans_are_those_whose_home_is_silent() -> None:
     b.now = 8.0 + LEASE_S
     b.expire()
     assert b.known == set()
+
+
+def test_an_orphan_that_drains_by_its_own_word_is_no_worker_that_a_master_has_drained() -> None:
+    fleet = fleet_of("w")
+    a, b = fleet.nodes
+    a.beat("w", draining=True)
+    fleet.deliver()
+    keep(b.replicator, info("w"), 8.0)
+    (kept,) = b.replicator.outbox.take()
+    assert isinstance(kept, Kept)
+    late = Node("c")
+    late.replicator.receiver.recall(decode_stored(encode_stored(kept.worker)), 8.0, LEASE_S)
+    assert late.master.registry.instances["w"].draining
+    late.replicator.receiver.hear_all("a", [Beat(Heartbeat("w"))], 8.0)
+    assert not late.master.registry.instances["w"].draining

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -263,6 +264,20 @@ async def test_a_worker_that_was_not_asked_has_not_failed() -> None:
 def usable(service: MasterService) -> set[str]:
     answer = service.watch.since("")
     return {view.info.instance_id for view in answer.workers if view.usable}
+
+
+async def test_a_probe_from_before_a_removal_says_nothing_of_who_was_added_since() -> None:
+    async with serving() as worker, probing_with(probe_interval=60.0, probe_failures=1) as service:
+        service.add_instance(body(worker.url))
+        await eventually(lambda: len(known(service)) == 1)
+        (before,) = service.added.all()
+        service.remove_instance(body(worker.url))
+        service.add_instance(body(worker.url))
+        await eventually(lambda: len(known(service)) == 1)
+        late = time.monotonic() + 2 * service.config.probe_forget
+        service.added.failed(before, "no answer", late)
+        assert len(known(service)) == 1
+        assert state(service, body(worker.url))["healthy"]
 
 
 async def test_aliases_and_adapters_are_as_the_worker_lists_them() -> None:

@@ -56,6 +56,31 @@ def test_a_drain_spreads_from_any_master_and_with_heartbeats() -> None:
     assert b.master.registry.instances["v"].draining
 
 
+def test_a_worker_that_drained_by_its_own_word_is_used_again_by_its_own_word() -> None:
+    fleet = fleet_of("w")
+    a, b = fleet.nodes
+    a.beat("w", draining=True)
+    for joined in a.replicator.own(0.0):  # as when its home has reached Redis again
+        a.replicator.tell(joined)
+    fleet.deliver()
+    assert b.master.registry.instances["w"].draining
+    a.beat("w")
+    fleet.deliver()
+    assert not b.master.registry.instances["w"].draining
+
+
+def test_what_its_home_says_of_a_drain_is_older_than_what_a_worker_says_here() -> None:
+    fleet = fleet_of("w")
+    a, b = fleet.nodes
+    b.register(info("w"))
+    a.beat("w", draining=True)
+    for joined in a.replicator.own(0.0):
+        a.replicator.tell(joined)
+    b.beat("w")
+    fleet.deliver()
+    assert not b.master.registry.instances["w"].draining
+
+
 def test_a_breaker_opens_everywhere_and_failures_are_counted_by_each() -> None:
     fleet = fleet_of("w", breaker_failures=2, breaker_open=5.0)
     a, b = fleet.nodes
@@ -68,6 +93,19 @@ def test_a_breaker_opens_everywhere_and_failures_are_counted_by_each() -> None:
     assert all(math.isinf(node.penalty("w")) for node in fleet.nodes)
     fleet.at(5.0)
     assert not any(math.isinf(node.penalty("w")) for node in fleet.nodes)
+
+
+def test_what_another_master_says_of_a_breaker_closes_none_sooner() -> None:
+    fleet = fleet_of("w", breaker_failures=1, breaker_open=10.0, lease=100.0)
+    a, b = fleet.nodes
+    breakers, instance = a.master.registry.breakers, a.master.registry.instances["w"]
+    breakers.take_out(instance, 0.0, 30e3, "it answers no probe")
+    b.master.finished(Finished("r", failed=["w"]), 0.0)
+    fleet.deliver()
+    fleet.at(29.9)
+    assert math.isinf(a.penalty("w"))
+    fleet.at(30.0)
+    assert not math.isinf(a.penalty("w"))
 
 
 def test_a_worker_that_speaks_to_both_survives_the_silence_of_one() -> None:

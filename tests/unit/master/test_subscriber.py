@@ -11,9 +11,9 @@ import zmq
 
 from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_replay_request
 from protocol.kv_events import AllBlocksCleared, BlockStored, EventBatch, EventSource, encode_batch
-from protocol.registry import InstanceInfo
+from protocol.registry import InstanceInfo, InstanceName
 from services.master.config import MasterConfig
-from services.master.events import subscriber, zmq_reader
+from services.master.events import subscriber, subscription, zmq_reader
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.registry import Registry
 from services.master.listener import MasterListener
@@ -101,7 +101,8 @@ def publisher() -> Iterator[Publisher]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "_REPLAY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(subscription, "_REPLAY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(subscriber, "_RETRY_S", 0.05)
 
 
 async def following(publisher: Publisher) -> Follower:
@@ -176,6 +177,38 @@ async def test_a_question_for_which_there_is_no_socket_is_asked_later(
     publisher.keys, publisher.sequence = [1, 2], 7
     await publisher.serve()
     await eventually(lambda: follower.keys == {1, 2})
+    follower.subscriber.close()
+
+
+async def test_a_source_for_which_there_is_no_socket_is_followed_later(
+    publisher: Publisher, hasty: None
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 2)
+    placeholders = [context.socket(zmq.PAIR) for _ in range(2)]
+    follower = Follower(publisher.source, context)
+    assert (follower.counts["bad_endpoint"], follower.subscriber.incomplete) == (1, 1)
+    await eventually(lambda: follower.counts["bad_endpoint"] == 2)
+    for placeholder in placeholders:
+        placeholder.close(0)
+    publisher.keys, publisher.sequence = [1, 2], 7
+    await publisher.serve()
+    await eventually(lambda: follower.keys == {1, 2})
+    assert follower.subscriber.incomplete == 0
+    follower.subscriber.close()
+
+
+async def test_a_source_without_a_socket_is_forgotten_with_its_worker(
+    publisher: Publisher, hasty: None
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 1)
+    placeholder = context.socket(zmq.PAIR)
+    follower = Follower(publisher.source, context)
+    (timer,) = follower.subscriber._missed["w"].values()
+    follower.master.deregister(InstanceName("w"), time.monotonic())
+    assert timer.cancelled() and follower.subscriber.incomplete == 0
+    placeholder.close(0)
     follower.subscriber.close()
 
 
