@@ -106,7 +106,7 @@ class Connectors:
     def arm(self) -> bool:
         """To be called before waiting for `sockets`; False if there is something to do now."""
         # Those behind one that has something to do stay unarmed: the engine does not wait then.
-        return all(node.transport.arm() for node in self._nodes.values())
+        return all(node.arm() for node in self._nodes.values())
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:

@@ -101,6 +101,10 @@ class Node:
         """Readable when `poll` has something to do after an `arm`."""
         return [self.server.socket, *self.client.sockets, *self.transport.descriptors]
 
+    def arm(self) -> bool:
+        """To be called before waiting for `sockets`; False if there is something to do now."""
+        return not self.server.waiting and self.transport.arm()
+
     def close(self) -> None:
         """End every connection and release the transport; idempotent."""
         # First, as its thread uses the server's socket.
