@@ -134,7 +134,7 @@ class KVConsumer:
 
     def close(self) -> None:
         """Give everything up and tell the producers, those of reads that do not end in time as
-        well: the transport is closed next."""
+        well: the transport may be closed next."""
         for fetch in list(self._fetches.values()):
             fetch.cancel()
         deadline = time.monotonic() + _LINGER_S
