@@ -18,8 +18,7 @@ _MAX_IDS = 200  # in one heartbeat: as long as ids may be, it stays below what a
 _LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers
 _LOOK_S = 0.001
 OfferKey = tuple[Address, str]
-"""Where the producer is, and the request."""
-"""Whose, and of which request: two producers may have the same one."""
+"""Where the producer is, and the request: two producers may have the same one."""
 
 
 class KVConsumer:
