@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -25,10 +27,13 @@ from protocol.curve import Curve
 from protocol.errors import ConfigError
 from protocol.plugins import find_class
 
+_WITHOUT_FOLDER = ("nixl", "ucx")
+
 
 class Connectors:
     """The connectors of one engine. Both use one transport and one side channel if their
-    configurations agree on the transport, and the KV one does not ask for a port of its own."""
+    configurations agree on all that these depend on, and the KV one does not ask for a port of its
+    own."""
 
     def __init__(
         self, ec: ECConfig, kv: KVConfig, device: str = "cpu", curve: Curve | None = None
@@ -42,7 +47,7 @@ class Connectors:
         on_device = torch.device(device).type != "cpu"
         self._all_staged = kv.staged or (on_device and kv.buffer_device == "cpu")
         self._staged = self._all_staged or (on_device and kv.buffer_device == "")
-        self._nodes: dict[tuple[str, str, int], Node] = {}
+        self._nodes: dict[tuple[_NodeKind, int], Node] = {}
 
     def make_ec(
         self,
@@ -106,7 +111,7 @@ class Connectors:
     def arm(self) -> bool:
         """To be called before waiting for `sockets`; False if there is something to do now."""
         # Those behind one that has something to do stay unarmed: the engine does not wait then.
-        return all(node.transport.arm() for node in self._nodes.values())
+        return all(node.arm() for node in self._nodes.values())
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
@@ -118,23 +123,41 @@ class Connectors:
             yield
 
     def _node(self, config: ECConfig | KVConfig) -> Node:
-        for (transport, host, _), known in self._nodes.items():
-            if (transport, host) == (config.transport, config.host) and not config.port:
-                return known
+        kind = _NodeKind.of(config)
+        for (known, _), node in self._nodes.items():
+            if known == kind and not config.port:
+                return node
 
         def make(instance_id: str) -> Transport:
             made = _transport(config, instance_id)
             staged = self._staged
             return StagedTransport(made, everything=self._all_staged) if staged else made
 
-        if config.port and any(key[1:] == (config.host, config.port) for key in self._nodes):
+        taken = [(known.host, port) for known, port in self._nodes]
+        if config.port and (config.host, config.port) in taken:
             raise ConfigError(
                 f"--ec-transfer-config ec_port and --kv-transfer-config kv_port are both "
                 f"{config.port}: give one of them another, or none"
             )
         options = NodeOptions(config.host, config.port, config.timeout_s, self._curve)
-        node = self._nodes[config.transport, config.host, config.port] = Node(make, options)
+        node = self._nodes[kind, config.port] = Node(make, options)
         return node
+
+
+@dataclass(frozen=True)
+class _NodeKind:
+    """What a node takes of a configuration, beside its port."""
+
+    transport: str
+    host: str
+    path: str
+    timeout_s: float
+
+    @classmethod
+    def of(cls, config: ECConfig | KVConfig) -> Self:
+        # These use no folder: EC lists its producers in one, which is nothing to KV.
+        path = "" if config.transport in _WITHOUT_FOLDER else config.path
+        return cls(config.transport, config.host, path, config.timeout_s)
 
 
 def _transport(config: ECConfig | KVConfig, instance_id: str) -> Transport:

@@ -45,6 +45,7 @@ class Node:
         self._identity = Identity(self.instance_id)
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
+        self._users: set[str] = set()
         self._began = 0.0
         # Its thread sleeps instead of waiting for the socket, which outside its turns is the engine
         # thread's.
@@ -59,6 +60,7 @@ class Node:
     def expect(self, region: str, compatibility: str) -> None:
         """What peers must say of a region of theirs that is read from here."""
         self._identity.expects[region] = compatibility
+        self._users.add(region)
 
     def compatibility(self, region: str) -> str:
         return self._identity.expects[region]
@@ -100,6 +102,17 @@ class Node:
     def sockets(self) -> list[Readable]:
         """Readable when `poll` has something to do after an `arm`."""
         return [self.server.socket, *self.client.sockets, *self.transport.descriptors]
+
+    def arm(self) -> bool:
+        """To be called before waiting for `sockets`; False if there is something to do now."""
+        return not self.server.waiting and self.transport.arm()
+
+    def leave(self, region: str) -> None:
+        """The connector of a region needs this node no more; the last one closes it: until then
+        each may have something to say to its peers. Idempotent."""
+        self._users.discard(region)
+        if not self._users:
+            self.close()
 
     def close(self) -> None:
         """End every connection and release the transport; idempotent."""

@@ -66,17 +66,21 @@ def create_locked(path: Path) -> int:
 
 
 def locked(path: Path) -> bool:
-    """Whether a file's owner lives; the file of a dead one is removed."""
+    """Whether a file's owner lives, or may: the file of a dead one is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        # Another user's, or this process may open no more files: what an owner that may live needs
+        # is not for us to remove.
+        return True
     try:
         # Shared: two that look at a dead owner's file must not take each other for its owner. It
         # is removed under the lock, so that a new owner of the name notices (`create_locked`).
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
-    except BlockingIOError:
+    except OSError:  # locked, or on a file system that cannot tell
         return True
     finally:
         os.close(descriptor)
@@ -85,11 +89,7 @@ def locked(path: Path) -> bool:
 
 def sweep(folder: Path, pattern: str) -> int:
     """Remove the files of dead owners among those of a pattern; returns how many."""
-    removed = 0
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            removed += not locked(path)
-    return removed
+    return sum(not locked(path) for path in folder.glob(pattern))
 
 
 class Owner:

@@ -104,6 +104,11 @@ class SideServer:
             self._introduced.move_to_end(identity)
         return not region or region in regions
 
+    @property
+    def waiting(self) -> bool:
+        """Whether `poll` has messages that the socket does not show any more."""
+        return bool(self._put_off)
+
     def poll(self) -> None:
         # First what came during the step: a consumer is served in the order in which it spoke.
         while self._put_off:

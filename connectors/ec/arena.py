@@ -204,8 +204,10 @@ class ArenaEC(ECConnector):
         if self._listing is not None:
             # First, so that no consumer still finds what is being closed.
             self._listing.close()
-        self._reader.close()
-        self._node.close()
+        try:
+            self._reader.close()
+        finally:
+            self._node.leave(REGION)
 
     def check_integrity(self) -> list[str]:
         problems = self._store.check_integrity() if self._store is not None else []

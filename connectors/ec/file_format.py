@@ -15,6 +15,10 @@ from protocol.errors import TransferError
 _CHECKSUM = "blake3"
 
 
+class UncheckedFile(TransferError):
+    """The file is whole and has no checksum: another engine wrote it, and may need it."""
+
+
 def save(path: Path, tensors: Tensors) -> int:
     """The file's size in bytes. `TransferError` if the disk does not take it."""
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -28,8 +32,9 @@ def save(path: Path, tensors: Tensors) -> int:
 def load(path: Path, *, unchecked: bool = False) -> Tensors:
     """In memory of its own, as a mapped file that is cut short would end the process.
 
-    `TransferError` if the file is not one of tensors [tokens, width], not what was written, or has
-    no checksum to tell by; with `unchecked` one without (of another engine) is taken as it is.
+    `TransferError` if the file is not one of tensors [tokens, width], or not what was written;
+    `UncheckedFile` if it has no checksum to tell by. With `unchecked` one without (of another
+    engine) is taken as it is.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -38,14 +43,15 @@ def load(path: Path, *, unchecked: bool = False) -> Tensors:
             metadata = file.metadata() or {}
     except (OSError, RuntimeError, SafetensorError) as error:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
+    expected = metadata.get(_CHECKSUM)
+    refused = UncheckedFile if expected is None else TransferError
     if EC_TENSOR not in tensors:
-        raise TransferError(f"EC file {path.parent.name[:16]} holds no tensor '{EC_TENSOR}'")
+        raise refused(f"EC file {path.parent.name[:16]} holds no tensor '{EC_TENSOR}'")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if any(len(shape) != 2 for shape in shapes.values()):
-        raise TransferError(f"EC file {path.parent.name[:16]} holds no embeddings: {shapes}")
-    expected = metadata.get(_CHECKSUM)
+        raise refused(f"EC file {path.parent.name[:16]} holds no embeddings: {shapes}")
     if expected is None and not unchecked:
-        raise TransferError(f"EC file {path.parent.name[:16]} has no checksum (load_unchecked)")
+        raise refused(f"EC file {path.parent.name[:16]} has no checksum (load_unchecked)")
     if expected is not None and _checksum(tensors) != expected:
         raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")
     return tensors

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from connectors.base import ECLoad, Tensors
 from connectors.ec import file_format
+from connectors.ec.folders import answered_for
 from connectors.ec.lease_files import LeaseFiles, drop
 from connectors.meter import Meter
 from protocol.errors import TransferError, TransferTimeout
@@ -51,10 +52,15 @@ class FileLoad(ECLoad):
         begun = time.monotonic()
         try:
             tensors = file_format.load(self._path, unchecked=self._unchecked)
+        except file_format.UncheckedFile:
+            raise
         except TransferError:
             if not self._path.exists():
                 return None  # evicted at this moment
-            self._path.unlink(missing_ok=True)  # so that it is made again
+            # Ours, so that it is made again. Another engine may be writing its own at this moment,
+            # and may end where one is gone that it has seen.
+            if answered_for(self._path):
+                self._path.unlink(missing_ok=True)
             raise
         self.cancel()
         size = sum(tensor.nbytes for tensor in tensors.values())

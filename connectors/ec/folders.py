@@ -44,11 +44,14 @@ class Folders:
 
     def adopt(self, mm_hash: str) -> tuple[Tensors, int] | None:
         """Answer for an entry of an instance that died: its tensors, and its size on disk in bytes.
-        None if it is of no use, or the disk is full; it is gone in the first case."""
+        None if it is of no use, when it is removed, if another engine has written its file anew, or
+        if the disk is full."""
         try:
             tensors = file_format.load(self.file(mm_hash))
             self._claim(self._root / mm_hash)
             return tensors, self.file(mm_hash).stat().st_size
+        except file_format.UncheckedFile:
+            return None
         except TransferError:
             shutil.rmtree(self._root / mm_hash, ignore_errors=True)
         except OSError:
@@ -115,11 +118,10 @@ class Folders:
             shutil.rmtree(away, ignore_errors=True)
 
     def _ours(self, folder: Path) -> bool:
-        """Whether no other instance answers for an entry that this one has put."""
+        """Whether this instance answers for an entry that it has put. Without a name, another
+        engine has made the folder since."""
         try:
             return (folder / _OWNER).read_text() == self._owner.name
-        except FileNotFoundError:
-            return True
         except (OSError, ValueError):
             return False
 
@@ -132,3 +134,9 @@ class Folders:
         """Write no more; whether no other instance does."""
         self._owner.close()
         return self._owner.alone()
+
+
+def answered_for(file: Path) -> bool:
+    """Whether an instance, which may be dead, has put the file of an entry; those of other engines
+    have no name beside them."""
+    return (file.parent / _OWNER).exists()

@@ -46,7 +46,7 @@ class LeaseFiles:
         return kept_in(self._root / mm_hash)
 
     def keep(self, mm_hash: str, holder: str) -> bool:
-        """BufferPool an entry for a request; False if that was done with it before, or the disk is
+        """Keep an entry for a request; False if that was done with it before, or the disk is
         full.
 
         The mark is there before it is seen whether the request was done, and `done` looks in the

@@ -139,8 +139,8 @@ class ECReader:
             settled[1]()
 
     def close(self) -> None:
-        """Let reads end, within a bound, before their producers are told: the transport is closed
-        next."""
+        """Let reads end, within a bound, before their producers are told: the transport may be
+        closed next."""
         deadline = time.monotonic() + _LINGER_S
         while self._settling and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -18,8 +18,7 @@ _MAX_IDS = 200  # in one heartbeat: as long as ids may be, it stays below what a
 _LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers
 _LOOK_S = 0.001
 OfferKey = tuple[Address, str]
-"""Where the producer is, and the request."""
-"""Whose, and of which request: two producers may have the same one."""
+"""Where the producer is, and the request: two producers may have the same one."""
 
 
 class KVConsumer:
@@ -134,7 +133,7 @@ class KVConsumer:
 
     def close(self) -> None:
         """Give everything up and tell the producers, those of reads that do not end in time as
-        well: the transport is closed next."""
+        well: the transport may be closed next."""
         for fetch in list(self._fetches.values()):
             fetch.cancel()
         deadline = time.monotonic() + _LINGER_S

@@ -240,7 +240,7 @@ class PullKV(KVConnector):
             if self._consumer is not None:
                 self._consumer.close()
         finally:
-            self._node.close()
+            self._node.leave(REGION)
 
     def check_integrity(self) -> list[str]:
         problems = [f"KV of request {name} is still offered" for name in self.producer.offered]

@@ -1,9 +1,9 @@
 """What a transport does: hold named regions of memory, and read ranges of a peer's region into the
 region of the same name here.
 
-A process has one instance of a transport, used by its EC and its KV connector alike, and calls it
-from one thread. No call blocks; whatever takes time is polled. A region is registered once, when it
-is allocated, never per request.
+An engine's EC and KV connectors use one instance of a transport where they are configured alike,
+and call it from one thread. No call blocks; whatever takes time is polled. A region is registered
+once, when it is allocated, never per request.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class Copy(Transfer):
 
 class CompositeTransfer(Transfer):
     """`first`, then the `rest`, each begun when the one before it has ended; `over` is called once
-    nothing is read or written any more."""
+    nothing is read or written any more, and only then is the transfer settled: what comes to the
+    same place next is not touched by it."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class CompositeTransfer(Transfer):
                 self._current = self._rest.popleft()()
         except TransferError as error:
             self._fail(error)
-        if self._over is not None and self.settled:
+        if self._over is not None and self._ended:
             over, self._over = self._over, None
             over()
 
@@ -67,6 +68,7 @@ class CompositeTransfer(Transfer):
     def cancel(self) -> None:
         if self._over is not None:
             self._fail(TransferError("staging: the transfer was cancelled"))
+            self.advance()
 
     def _fail(self, error: TransferError) -> None:
         self._error = self._error or error
@@ -75,5 +77,9 @@ class CompositeTransfer(Transfer):
             self._current.cancel()
 
     @property
-    def settled(self) -> bool:
+    def _ended(self) -> bool:
         return not self._rest and (self._current is None or self._current.settled)
+
+    @property
+    def settled(self) -> bool:
+        return self._over is None

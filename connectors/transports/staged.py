@@ -11,42 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.composite_transfer import CompositeTransfer, Copy
+from connectors.transports.staged_region import Piece, StagedRegion, Vacated
 from protocol.errors import ConfigError, TransferError
-
-Piece = tuple[int, int]
-"""Offset and size."""
-
-
-@dataclass
-class _Region:
-    """`offered` [granules]: which of them peers may read."""
-
-    memory: torch.Tensor
-    mirror: torch.Tensor
-    granule: int
-    offered: npt.NDArray[np.bool_]
-
-    def mark(self, pieces: Sequence[Piece], offered: bool) -> None:
-        for offset, size in pieces:
-            self.offered[offset // self.granule : -(-(offset + size) // self.granule)] = offered
-
-    def unneeded(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """What of these no peer may read, granule by granule."""
-        found: list[Piece] = []
-        for offset, size in pieces:
-            for at in range(offset - offset % self.granule, offset + size, self.granule):
-                start, end = max(at, offset), min(at + self.granule, offset + size)
-                if not self.offered[at // self.granule]:
-                    found.append((start, end - start))
-        return found
 
 
 class StagedTransport(Transport):
@@ -58,7 +30,7 @@ class StagedTransport(Transport):
         self.maps = inner.maps
         self._inner = inner
         self._everything = everything
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, StagedRegion] = {}
         self._under_way: list[CompositeTransfer] = []
         # One thread: pieces are copied in the order in which that was asked for.
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="staging")
@@ -78,8 +50,10 @@ class StagedTransport(Transport):
             raise ConfigError(f"cannot allocate {nbytes} bytes on {device}: {error}") from None
         mirror = self._inner.allocate(region, nbytes, "cpu", sparse=True, granule=granule)
         granule = granule or nbytes
-        offered = np.zeros(-(-nbytes // granule), np.bool_)
-        self._regions[region] = _Region(memory, mirror, granule, offered)
+        count = -(-nbytes // granule)
+        self._regions[region] = StagedRegion(
+            memory, mirror, granule, np.zeros(count, np.bool_), np.zeros(count, np.int32)
+        )
         return memory
 
     def commit(self, region: str, offset: int, size: int) -> None:
@@ -109,11 +83,17 @@ class StagedTransport(Transport):
     def release(self, region: str, ranges: Sequence[Piece]) -> None:
         self._inner.release(region, ranges)
         ours = self._regions.get(region)
-        if ours is not None:
-            ours.mark(ranges, False)
-            # Not before the copies that were asked for earlier, and may be given up, are over.
-            earlier = Copy(self._copier.submit(lambda: None))
-            self._begin(CompositeTransfer(earlier, over=lambda: self._discard(region, ranges)))
+        if ours is None:
+            return
+        ours.mark(ranges, False)
+        ours.leave(ranges, 1)
+
+        def over() -> None:
+            ours.leave(ranges, -1)
+            self._discard(region, ranges)
+
+        # Not before the copies that were asked for earlier, and may be given up, are over.
+        self._begin(CompositeTransfer(Copy(self._copier.submit(lambda: None)), over=over))
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
         ours = self._regions.get(region)
@@ -125,19 +105,22 @@ class StagedTransport(Transport):
         problem = check_ranges(inside, ours.mirror.numel(), ours.mirror.numel())
         if problem is not None:
             raise TransferError(f"{self.name}: {problem}")
-        try:
+
+        def begin() -> Transfer:
             self._commit(region, pieces)
-            read = self._inner.read(peer, region, ranges)
-        except TransferError:
-            self._discard(region, pieces)
-            raise
-        return self._begin(
+            return self._inner.read(peer, region, ranges)
+
+        # The pieces may have been offered a moment ago: a copy out that still runs would write over
+        # what is read, and the discard that follows it would take that away.
+        transfer = self._begin(
             CompositeTransfer(
-                read,
-                [lambda: self._copy(ours.mirror, ours.memory, pieces)],
+                Vacated(ours, pieces),
+                [begin, lambda: self._copy(ours.mirror, ours.memory, pieces)],
                 over=lambda: self._discard(region, pieces),
             )
         )
+        transfer.poll()  # raises what `inner` says against the peer or the ranges
+        return transfer
 
     def _begin(self, transfer: CompositeTransfer) -> CompositeTransfer:
         self._under_way.append(transfer)

@@ -7,6 +7,7 @@ import torch
 
 from connectors.base import Changed, Entry, Tensors, no_listener
 from connectors.ec.files import FileEC, FileStoreOptions
+from tests.support.forked import die
 
 SIZE = 4096
 
@@ -36,3 +37,11 @@ def arrived(ec: FileEC, name: str) -> Tensors:
     while (tensors := load.poll()) is None:
         time.sleep(0.001)
     return tensors
+
+
+def die_holding(root: Path) -> None:
+    """A writer of two entries that is killed: nothing of it is cleaned up."""
+    ec = store(root)
+    ec.offer("a", entry(1))
+    ec.offer("b", entry(2))
+    die()

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from connectors.config import ECConfig, KVConfig
+from connectors.factory import Connectors
 from connectors.kv.base import KVLoad
-from connectors.messages import Alive, Heartbeat, Hello, KVFetched
+from connectors.messages import Alive, Heartbeat, Hello, KVFetched, Welcome
 from connectors.side_client import SideClient
 from connectors.side_server import SideServer
 from tests.support.links import Link, linked
@@ -109,6 +111,29 @@ def test_what_is_asked_during_a_step_is_served_after_it_in_order() -> None:
     finally:
         raw.close()
         server.close()
+
+
+def test_an_engine_does_not_sleep_on_what_was_asked_during_a_step(tmp_path: Path) -> None:
+    """The socket is empty by then: nothing would wake the engine."""
+    connectors = Connectors(ECConfig("shm", path=str(tmp_path)), KVConfig())
+    ec = connectors.make_ec("model", produces=True)
+    port = ec.endpoint()["peer_port"]
+    raw = RawConsumer(port)
+    try:
+        raw.say(Hello(1, "i", "shm", "ec", "model"))
+        raw.say(Heartbeat([]))
+        heard: list[object] = []
+        with connectors.meanwhile():
+            until(lambda: any(isinstance(one, Alive) for one in heard),
+                  lambda: heard.append(raw.heard()))  # fmt: skip
+        assert not connectors.arm()
+        ec.poll()
+        until(lambda: any(isinstance(one, Welcome) for one in heard),
+              lambda: heard.append(raw.heard()))  # fmt: skip
+        assert connectors.arm()
+    finally:
+        raw.close()
+        ec.close()
 
 
 def test_a_stopped_process_is_noticed_and_is_back_once_it_goes_on() -> None:

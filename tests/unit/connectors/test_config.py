@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from connectors.config import ECConfig, KVConfig, parse_ec, parse_kv
+from connectors.ec.arena import ArenaEC
 from connectors.factory import Connectors
+from connectors.kv.pull import PullKV
 from protocol.errors import ConfigError
 
 
@@ -73,6 +76,30 @@ def test_one_port_for_both_is_an_error_that_names_both_flags(tmp_path: Path) -> 
             connectors.make_kv("layout", "cpu")
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("own", [{"path": "kv"}, {"kv_timeout": 3.0}, {}], ids=json.dumps)
+def test_kv_has_the_folder_and_the_timeout_that_it_asks_for(
+    tmp_path: Path, own: dict[str, Any]
+) -> None:
+    """Peers that have no EC look for its memory there."""
+    shared = {"path": str(tmp_path / "ec")}
+    wanted = shared | own
+    wanted["path"] = str(tmp_path / wanted["path"])
+    connectors = Connectors(
+        ec(ec_connector_extra_config=shared), kv(kv_connector_extra_config=wanted)
+    )
+    made = connectors.make_ec("model", produces=True), connectors.make_kv("layout", "cpu")
+    try:
+        assert isinstance(made[0], ArenaEC) and isinstance(made[1], PullKV)
+        made[1].allocate(2, 1024, torch.float32)
+        assert len(list(Path(wanted["path"]).glob("region-kv-*"))) == 1
+        assert made[1]._node.peers._timeout == wanted.get("kv_timeout", 20.0)
+        assert made[0]._node.peers._timeout == 20.0
+        assert (made[0]._node is made[1]._node) == (not own)
+    finally:
+        for one in made:
+            one.close()
 
 
 def test_vllms_variables_place_nixls_side_channel(monkeypatch: pytest.MonkeyPatch) -> None:

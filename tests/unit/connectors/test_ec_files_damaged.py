@@ -1,15 +1,18 @@
 """Embeddings on shared storage that is damaged, full, or left by a dead instance."""
 
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from connectors.ec.files import FILE_NAME
 from protocol.errors import InvalidRequest, TransferError
-from tests.support.ec_folders import arrived, entry, store
+from tests.support.ec_folders import arrived, die_holding, entry, store
+from tests.support.forked import killed
 
 
 def truncate(path: Path) -> None:
@@ -42,6 +45,50 @@ def test_a_damaged_file_is_refused_and_made_again(
     assert writer.check_integrity() == []
 
 
+def of_another_engine(root: Path) -> Path:
+    path = root / "a" / FILE_NAME
+    path.parent.mkdir(exist_ok=True)
+    save_file({"ec_cache": entry(2).tensors["ec_cache"]}, path)
+    return path
+
+
+@pytest.mark.parametrize("state", [None, truncate, empty])
+@pytest.mark.parametrize("unchecked", [False, True])
+def test_a_file_of_another_engine_stays(
+    tmp_path: Path, state: Callable[[Path], None] | None, *, unchecked: bool
+) -> None:
+    """It may be half written, and its engine ends if it is gone; our encoder writes over it."""
+    path = of_another_engine(tmp_path)
+    if state is not None:
+        state(path)
+    before = path.read_bytes()
+    if state is not None or not unchecked:
+        with pytest.raises(TransferError):
+            arrived(store(tmp_path, unchecked=unchecked), "a")
+    assert path.read_bytes() == before
+    assert store(tmp_path).offer("a", entry(1))
+    assert torch.equal(arrived(store(tmp_path), "a")["ec_cache"], entry(1).tensors["ec_cache"])
+
+
+def test_a_file_that_another_engine_wrote_over_ours_stays(tmp_path: Path) -> None:
+    killed(die_holding, tmp_path)
+    path = of_another_engine(tmp_path)
+    heir = store(tmp_path)
+    assert heir.find("a", "r") is None and path.exists()
+    with pytest.raises(TransferError, match="load_unchecked"):
+        arrived(heir, "a")
+    assert path.exists()
+
+
+def test_a_folder_that_another_engine_made_anew_stays(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    writer.offer("a", entry(1))
+    shutil.rmtree(tmp_path / "a")
+    path = of_another_engine(tmp_path)
+    writer.close()
+    assert path.exists()
+
+
 def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     writer = store(tmp_path)
     writer.offer("a", entry(1))
@@ -69,11 +116,7 @@ def test_a_disk_that_takes_nothing_fails_one_entry(tmp_path: Path) -> None:
 
 
 def test_entries_of_a_dead_instance_are_taken_over(tmp_path: Path) -> None:
-    """Its end is a kill: nothing of it is cleaned up."""
-    dead = multiprocessing.get_context("spawn").Process(target=_die_holding, args=(tmp_path,))
-    dead.start()
-    dead.join(60)
-    assert dead.exitcode == -9
+    killed(die_holding, tmp_path)
     heir = store(tmp_path, count=4)
     assert heir.find("a", "r") is not None
     assert heir.find("b", "r") is not None
@@ -82,16 +125,6 @@ def test_entries_of_a_dead_instance_are_taken_over(tmp_path: Path) -> None:
     heir.close()
     alive.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def _die_holding(root: Path) -> None:
-    import os
-    import signal
-
-    ec = store(root)
-    ec.offer("a", entry(1))
-    ec.offer("b", entry(2))
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_often(root: Path, times: int) -> None:

@@ -12,8 +12,8 @@ from connectors.base import Entry
 from connectors.ec.files import FILE_NAME
 from protocol.errors import TransferError
 from tests.conftest import Pass
-from tests.support.ec_folders import arrived, entry, store
-from tests.support.forked import die, killed, left
+from tests.support.ec_folders import arrived, die_holding, entry, store
+from tests.support.forked import killed, left
 
 
 def test_an_entry_that_another_encoder_keeps_stays(tmp_path: Path) -> None:
@@ -109,13 +109,6 @@ def test_entries_that_were_taken_over_are_announced(tmp_path: Path) -> None:
     assert sum(size for _, _, size in told) == heir.stats().bytes_held
     heir.clear()
     assert [(name, 0, 0) for name, _, _ in told[:2]] == told[2:]
-
-
-def die_holding(root: Path) -> None:
-    ec = store(root)
-    ec.offer("a", entry(1))
-    ec.offer("b", entry(2))
-    die()
 
 
 FOREIGN = {

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from connectors.transports.shm import ShmTransport
 from protocol.errors import ConfigError
 from tests.support.ec_folders import arrived, entry, store
 from tests.support.forked import die, killed, left
+
+_NOBODY = 65534
 
 
 def die_writing(root: Path) -> None:
@@ -87,6 +90,30 @@ def test_the_transport_of_a_killed_instance_is_swept_too(tmp_path: Path) -> None
 def die_transporting(root: Path) -> None:
     FilesTransport(root).allocate("kv", 4096, "cpu")
     die()
+
+
+def join_as_another_user(root: Path) -> None:
+    """Root may open every file; whom it becomes may not."""
+    if not os.geteuid():
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+    FilesTransport(root)
+    die()
+
+
+def test_an_instance_that_cannot_be_looked_at_is_taken_to_live() -> None:
+    """Users that share a folder may not open each other's locks."""
+    # Another user does not reach a folder of pytest's.
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o777)
+        living = FilesTransport(root)
+        living.allocate("kv", 4096, "cpu")
+        (root / f".regions-{living._owner.name}").chmod(0o777)
+        (root / f".live-{living._owner.name}").chmod(0o600 if not os.geteuid() else 0)
+        killed(join_as_another_user, root)
+        assert (root / f".regions-{living._owner.name}" / "kv").is_dir()
+        living.close()
 
 
 def die_holding_a_region(root: Path) -> None:

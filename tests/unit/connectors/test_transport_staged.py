@@ -114,9 +114,61 @@ def test_a_transfer_that_is_given_up_settles_once_its_copy_is_over(
     with pytest.raises(TransferError, match="cancelled"):
         transfer.poll()
     go_on.set()
-    until(lambda: transfer.settled)
-    reader.transport.poll()
+    until(lambda: (reader.transport.poll(), transfer.settled)[1])
     assert reader.transport.check_integrity() == []
+    owner.release(0)
+
+
+def test_what_lands_where_blocks_were_released_outlives_their_discard(
+    sides: tuple[Side, Side],
+) -> None:
+    """The discard waits behind the copier; the blocks are used anew at once."""
+    owner, reader = sides
+    owner.offer(0)
+    reader.offer(0)
+    earlier, between = Event(), Event()
+    reader.transport._copier.submit(earlier.wait)
+    reader.transport.release("kv", pieces(0))
+    reader.transport._copier.submit(between.wait)
+    transfer = reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
+    earlier.set()
+    until(lambda: (reader.transport.poll(), len(reader.transport._under_way) == 1)[1])
+    between.set()
+    reader.done(transfer)
+    assert torch.equal(reader.memory[:GRANULE], owner.memory[:GRANULE])
+    owner.release(0)
+
+
+def test_what_lands_where_a_copy_out_still_runs_is_not_written_over(
+    sides: tuple[Side, Side],
+) -> None:
+    owner, reader = sides
+    owner.offer(0)
+    reader.memory[:] = 7
+    go_on = Event()
+    reader.transport._copier.submit(go_on.wait)
+    reader.transport.offer("kv", pieces(0))
+    reader.transport.release("kv", pieces(0))
+    transfer = reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
+    go_on.set()
+    reader.done(transfer)
+    assert torch.equal(reader.memory[:GRANULE], owner.memory[:GRANULE])
+    owner.release(0)
+
+
+def test_a_read_that_has_settled_takes_nothing_from_the_next(sides: tuple[Side, Side]) -> None:
+    owner, reader = sides
+    owner.offer(0)
+    go_on = Event()
+    reader.transport._copier.submit(go_on.wait)
+    given_up = reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
+    given_up.cancel()
+    until(lambda: given_up.settled)
+    transfer = reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
+    reader.transport.poll()
+    go_on.set()
+    reader.done(transfer)
+    assert torch.equal(reader.memory[:GRANULE], owner.memory[:GRANULE])
     owner.release(0)
 
 

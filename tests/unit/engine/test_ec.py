@@ -8,15 +8,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from connectors.config import ECConfig
+from connectors.base import Entry
+from connectors.config import ECConfig, KVConfig
+from connectors.ec.arena import ArenaEC
 from connectors.ec.files import FILE_NAME
+from connectors.ec.load import ArenaLoad
+from connectors.factory import Connectors
 from services.engine.attention.kv_cache import DTYPES
 from services.engine.model.vision import VisionModel
 from tests.conftest import ModelDir
 from tests.support.conversations import asking, picture
 from tests.support.engines import engine, request_of, run
-from tests.support.links import need
+from tests.support.links import need, rows
 from tests.support.reference import reference_generate
+from tests.support.waiting import until
 
 TOKENS = 4
 ENTRY = 64 * 128 * 4  # bytes of a picture's embeddings
@@ -74,3 +79,36 @@ def test_a_file_of_vllm_with_all_levels_side_by_side(model_dir: ModelDir, tmp_pa
         assert worker.check_integrity() == []
     finally:
         worker.close()
+
+
+def test_an_engine_that_ends_in_a_read_tells_its_producer(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """KV and EC share what carries that: neither may close it before the other has spoken."""
+    need("ucx")
+    ec = ECConfig("ucx", ec_buffer_size=1 << 20, landing_size=1 << 20, path=str(tmp_path))
+    worker = engine(
+        model_dir("qwen2_5_vl"), parts=("language",), ec=ec, kv=KVConfig("ucx"), num_blocks=8
+    )
+    assert isinstance(worker.ec, ArenaEC)
+    compatibility = worker.ec._node.compatibility("ec")
+    producer = Connectors(ec, KVConfig()).make_ec(compatibility, produces=True)
+    try:
+        params = producer.offer("a", Entry(rows(), ()))
+        load = worker.ec.fetch("a", params)
+        assert isinstance(load, ArenaLoad)
+
+        def reading() -> bool:
+            producer.poll()
+            worker.ec.poll()
+            return load.poll() is None and load._transfer is not None
+
+        # The producer is not polled from here on, so the read cannot end by itself.
+        until(reading)
+        load.cancel()
+        assert worker.ec.active
+    finally:
+        worker.close()
+    until(lambda: (producer.poll(), not producer.active)[1])
+    assert producer.check_integrity() == []
+    producer.close()
