@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     results: list[CaseResult] = []
     memo = Memo(args.memo)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     for one in cases:
         results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
         minutes = (time.process_time() - start) / 60
