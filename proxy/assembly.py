@@ -118,7 +118,7 @@ def make_core(
     retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
     dispatch = Dispatch(fleet, metrics, retrying, planner)
     times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
-    encode_stage = EncodeStage(dispatch, client, config.encode_timeout)
+    encode_stage = EncodeStage(dispatch, client, config.encode_timeout, config.encode_patience)
     stages = TokensStages(WorkerCalls(client, dispatch, times), encode_stage, planner)
     pipeline = Pipeline(stages, planner, dispatch, config.request_timeout)
     return Gateway(

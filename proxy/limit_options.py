@@ -92,3 +92,9 @@ class LimitOptions:
     probe_interval: float = seconds(
         1.0, "Time between two health probes of a worker.", minimum=0.01
     )
+
+    @property
+    def encode_patience(self) -> float:
+        """Seconds for an item with all its tries. Not those of any request: several may wait for
+        the same call, each with a deadline of its own."""
+        return self.encode_timeout * (1 + self.max_retries)

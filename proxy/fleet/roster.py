@@ -51,6 +51,10 @@ class Roster:
     def all(self) -> list[Instance]:
         return [*self.encode, *self.prefill, *self.decode]
 
+    def asked(self) -> list[Instance]:
+        """All, and those that leave while calls wait there: what ends those calls needs them."""
+        return [*self.all(), *(one for one in self._leaving if one.in_flight)]
+
     def computing(self, rendered: str = "") -> list[Instance]:
         """Those that prefill or decode. `rendered`: for the model of this first name alone, of
         several that the proxy renders for."""

@@ -69,8 +69,7 @@ class RelayEncodeStage:
         self._planner = planner
         self._dispatch = dispatch
         self._pools = pools
-        # Not the time of any request: several may share the call, each with a deadline of its own.
-        self._patience_s = config.encode_timeout * (1 + config.max_retries)
+        self._patience_s = config.encode_patience
         timeout_s = config.encode_timeout
         self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
         self._flights: SingleFlight[tuple[_Params, str]] = SingleFlight()

@@ -41,14 +41,14 @@ class Relay:
         self._planner = gateway.planner
         config = gateway.config
         self._pools = ConnectionPools(
-            lambda: (instance.url for instance in self._fleet.all()),
+            lambda: (instance.url for instance in self._fleet.asked()),
             config.connect_timeout,
             config.encode_at_once,
             gateway.metrics.traffic,
             key,
             config.client_context(),
         )
-        self._fleet.subscribe(lambda: self._pools.give_up(self._fleet.all()))
+        self._fleet.subscribe(lambda: self._pools.give_up(self._fleet.asked()))
         self._stages = RelayStages(
             config,
             gateway.metrics,

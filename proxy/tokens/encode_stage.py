@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.decoding import decoded
-from protocol.errors import UpstreamError, from_info
+from protocol.errors import DeadlineExceeded, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
@@ -22,6 +22,7 @@ from proxy.placement.planner import Plan
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
 
 _KNOWN = 100_000  # items whose encoder is remembered
@@ -55,7 +56,8 @@ def _key(mm_hash: str, plan: Plan) -> str:
 
 @dataclass
 class EncodeStage:
-    """`known` remembers which encoder held an item last; bytes are sent again only if it says that
+    """`timeout_s`: of one call; `patience_s`: of an item with all its tries.
+    `known` remembers which encoder held an item last; bytes are sent again only if it says that
     it does no longer."""
 
     # An encoder hears of every picture at once: one that its store has no room for is answered when
@@ -63,6 +65,7 @@ class EncodeStage:
     dispatch: Dispatch
     client: UpstreamClient
     timeout_s: float
+    patience_s: float
     _flights: SingleFlight[bool] = field(default_factory=SingleFlight)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -166,7 +169,7 @@ class EncodeStage:
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.patience_s
         tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.plan.model)
 
         def choose() -> Instance:
@@ -177,7 +180,12 @@ class EncodeStage:
             return encoder
 
         async def work(encoder: Instance) -> bool:
-            return await self._encode_at(encoder, item)
+            try:
+                return await self._encode_at(encoder, item)
+            # The time is the call's own, no request's: it speaks against the encoder, be it the
+            # encoder itself that says so.
+            except DeadlineExceeded as late:
+                raise CallFailed(late.message, "stalled", status=504) from None
 
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
@@ -205,8 +213,7 @@ class EncodeStage:
         # Each call has a name of its own: the worker may still hold the one without bytes.
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
-        deadline = time.monotonic() + self.timeout_s
-        patience = Patience(deadline, answer_s=self.timeout_s, worker=encoder)
+        patience = Patience(time.monotonic() + self.timeout_s, worker=encoder)
         headers = traced({"content-type": MSGPACK}, item.record)
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)

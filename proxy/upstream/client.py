@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.client_reqrep import ClientRequest
 
 from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_openai
 from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
 from protocol.generate import INSTANCE_HEADER
+from proxy.upstream.connector import Connector, Sent, noting_kept, on_live_connection
 from proxy.upstream.failures import (
     NOT_A_WORKER,
     OTHER_INSTANCE,
@@ -33,24 +33,6 @@ from services.http.tasks import ended
 _MAX_ANSWER = 1 << 28  # bytes of an answer that is not streamed
 _LEFTOVER_S = 1.0  # for longer, a new connection costs less
 _EVENTS = "text/event-stream"
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connects within a time that a busy loop does not use up."""
-
-    # aiohttp's own timeout would take a busy loop for a worker that takes no connection.
-
-    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
-        # Of aiohttp's own 100 connections streams would take all, and probes wait for one. Our
-        # servers keep idle ones for longer, so that none is closed there as its next request comes.
-        super().__init__(limit=0, keepalive_timeout=30.0, ssl=tls or True)
-        self._connect_timeout_s = connect_timeout_s
-
-    async def _create_connection(
-        self, req: ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
-    ) -> Any:
-        connecting = super()._create_connection(req, traces, timeout)
-        return await unhurried(connecting, self._connect_timeout_s)
 
 
 class UpstreamClient:
@@ -70,12 +52,13 @@ class UpstreamClient:
         given = {"authorization": authorization} if authorization else {}
         self._session = aiohttp.ClientSession(
             headers={**given, **key.headers},
-            connector=_Connector(connect_timeout_s, tls),
+            connector=Connector(connect_timeout_s, tls),
             # Every call is bounded by `patiently`, connecting by `unhurried`: a timer of aiohttp
             # would count the time in which this process was busy.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             # What is passed on goes as it came.
             auto_decompress=False,
+            trace_configs=[noting_kept()],
         )
         self.messages = Messages(connect_timeout_s, authorization, key, tls)
         self._probe_timeout = probe_timeout_s
@@ -160,10 +143,14 @@ class UpstreamClient:
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], patience: Patience
     ) -> AsyncGenerator[RawAnswer, None]:
         """An answer of any status and kind, to be read while the context lasts."""
-        call = self._session.request(
-            method, url, data=body or None, headers=headers, allow_redirects=False
-        )
-        async with await patiently(call, patience, url) as response:
+
+        def call(sent: Sent) -> Awaitable[aiohttp.ClientResponse]:
+            return self._session.request(
+                method, url, data=body or None, headers=headers, allow_redirects=False,
+                trace_request_ctx=sent,
+            )  # fmt: skip
+
+        async with await on_live_connection(call, patience, url) as response:
             yield RawAnswer(response, patience, url)
 
     def finish(self, events: AsyncGenerator[bytes, None]) -> None:

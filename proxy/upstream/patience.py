@@ -15,7 +15,7 @@ from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError
 from proxy.fleet.worker import Instance
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import DROPPED, SILENT, CallFailed, no_connection, unconnected
-from proxy.upstream.sse import EventCutter, EventTooLong
+from proxy.upstream.sse import MAX_EVENT, EventCutter, EventTooLong
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
@@ -100,18 +100,23 @@ class RawAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Whole events, some at a time, to the end mark or the end of the body: of vLLM's routes
-        only some send a mark. Raises `CallFailed` where the stream ends inside an event."""
-        cutter = EventCutter()
+        only some send a mark. Raises `CallFailed` where the stream ends inside an event, or without
+        one."""
+        cutter, early, begun = EventCutter(), b"", False
         content, limit_s = self._response.content, self._patience.answer_s
         while piece := await next_piece(content, self._patience, limit_s, self._url):
             try:
-                events = cutter.feed(piece)
+                early += cutter.feed(piece)
             except EventTooLong:
                 raise CallFailed(f"{self._url}: an event without an end", "garbage") from None
-            if events:
-                yield events
-                limit_s = self._patience.stall_s
-        if cutter.inside:
+            # Comments before the first event are no answer yet: another worker may still give one.
+            begun = begun or b"data:" in early
+            if begun and early:
+                yield early
+                early, limit_s = b"", self._patience.stall_s
+            elif len(early) > MAX_EVENT:
+                raise CallFailed(f"{self._url}: comments without an end", "garbage")
+        if cutter.inside or not begun:
             raise CallFailed(f"{self._url}: the stream ended early", "cut_short")
 
 

@@ -12,7 +12,8 @@ from proxy.upstream.connection_pool import ConnectionPool, Traffic
 
 class ConnectionPools:
     """Owns one pool for each URL that was asked; `close` closes them. `urls` are those of the
-    fleet: others are forgotten when a new one comes. All count what they send in `traffic`."""
+    fleet, and of workers that leave it with calls under way: others are forgotten when a new one
+    comes. All count what they send in `traffic`."""
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from tests.support.relay_workers import (
     pictures,
     relaying,
     text,
+    timeouts,
 )
 from tests.support.waiting import eventually
 
@@ -129,6 +130,32 @@ def test_a_client_that_leaves_ends_the_stage_it_is_in(role: str, stream: bool) -
             if role == "decode":
                 await eventually(lambda: relayed.workers["prefill"][0].aborted == ["held"])
             assert relayed.metric("request_aborted_total") == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_calls_at_a_worker_that_leaves_end_once_it_is_lost(forgotten: bool) -> None:
+    """`forgotten`: a worker has come meanwhile, at which pools of workers that are gone end."""
+
+    async def work() -> None:
+        async with relaying("D", *timeouts(60.0), "--request-timeout", "60") as relayed:
+            fleet, (decode,) = relayed.gateway.fleet, relayed.workers["decode"]
+            decode.script = [hang]
+            client = asyncio.create_task(relayed.post(text()))
+            await eventually(lambda: bool(decode.asked))
+            leaving = fleet.decode[0]
+            fleet.remove(leaving)
+            async with relaying("D") as other:
+                (second,) = other.workers["decode"]
+                fleet.add(second.url, "decode")
+                if forgotten:
+                    assert (await relayed.post(text()))[0] == 200
+                leaving.lost = True
+                fleet.news()
+                async with asyncio.timeout(20):
+                    assert (await client)[0] == 200
+                assert len(second.asked) == 1 + forgotten
 
     run(work)
 

@@ -67,10 +67,14 @@ class Control:
             caller, _ = self._socket.accept()
         except (BlockingIOError, InterruptedError):
             return
-        with caller, contextlib.suppress(OSError, msgspec.DecodeError):
+        with caller:
             caller.settimeout(_ASK_S)
-            # One read is the whole line: `ask` sends it at once, and it is short.
-            asked = msgspec.json.decode(caller.recv(_MAX_LINE), type=Restart)
+            try:
+                # One read is the whole line: `ask` sends it at once, and it is short.
+                asked = msgspec.json.decode(caller.recv(_MAX_LINE), type=Restart)
+            # Only here: what fails while it is done is no fault of the caller's.
+            except (OSError, msgspec.DecodeError):
+                return
             self._handle(asked, lambda said: _send(caller, said))
 
     def close(self) -> None:

@@ -67,8 +67,9 @@ class Processes:
     def restart(self, service: Service, timeout_s: float, patience_s: float) -> None:
         """End the process, start it again, wait until it answers. LaunchError, Stopped."""
         self._end(self._running[service.name], patience_s)
-        self._running[service.name] = self._launched(service, again=True)
-        self.wait_ready([service], timeout_s)
+        deadline = time.monotonic() + timeout_s
+        self._running[service.name] = self._launched_again(service, deadline)
+        self.wait_ready([service], max(0.0, deadline - time.monotonic()))
 
     def replace(self, service: Service, timeout_s: float, patience_s: float) -> None:
         """Start a second process on the sockets of the first, and end the first once the second
@@ -76,7 +77,7 @@ class Processes:
         """
         # Both write to one log: what stood there before was said by the first.
         log, name = self._log(service.name), f"the new {service.name}"
-        offset, deadline = log.stat().st_size, time.monotonic() + timeout_s
+        offset, deadline = _size(log), time.monotonic() + timeout_s
         new = self._running[name] = self._launched(service, again=True)
         while b" ready on http" not in _written_since(log, offset):
             if new.poll() is not None or time.monotonic() > deadline:
@@ -88,18 +89,33 @@ class Processes:
         self._say(f"  {service.name}  {service.url}  taken over after {self.age:.1f} s")
         self._end(old, patience_s)
 
+    def _launched_again(self, service: Service, deadline: float) -> subprocess.Popen[bytes]:
+        """One that has ended. What the system lacks for it, such as memory, may be there in a
+        moment; without it the stack would have lost a worker. LaunchError, Stopped."""
+        while True:
+            try:
+                return self._launched(service, again=True)
+            except LaunchError:
+                if time.monotonic() > deadline:
+                    raise
+            self.pause()
+
     def _launched(self, service: Service, *, again: bool = False) -> subprocess.Popen[bytes]:
+        """LaunchError if the system does not start it."""
         # In a session of its own, so that a Ctrl-C reaches it as this process's polite request.
-        with self._log(service.name).open("ab" if again else "wb") as log:
-            return subprocess.Popen(
-                service.command,
-                env={**self._environment, **service.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=service.sockets,
-            )
+        try:
+            with self._log(service.name).open("ab" if again else "wb") as log:
+                return subprocess.Popen(
+                    service.command,
+                    env={**self._environment, **service.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=service.sockets,
+                )
+        except OSError as error:
+            raise LaunchError(f"{service.name} cannot be started: {error}") from error
 
     def wait_ready(self, services: Iterable[Service], timeout_s: float) -> None:
         """Until all answer; each that does is said. Raises LaunchError, Stopped."""
@@ -172,8 +188,9 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def _failure(self, name: str, what: str) -> str:
-        lines = self._log(name).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        end = "\n".join(["The end of its log:", *lines]) if lines else "Its log is empty."
+        log = _written_since(self._log(name), 0).decode(errors="replace")
+        lines = log.splitlines()[-_TAIL_LINES:]
+        end = "\n".join(["The end of its log:", *lines]) if lines else "Its log is empty or gone."
         return f"{name} {what}; logs are in {self._logs}. {end}"
 
 
@@ -188,10 +205,18 @@ def _awaited(process: subprocess.Popen[bytes], patience_s: float) -> None:
         process.wait()
 
 
+def _size(log: Path) -> int:
+    with contextlib.suppress(OSError):
+        return log.stat().st_size
+    return 0
+
+
 def _written_since(log: Path, offset: int) -> bytes:
-    with log.open("rb") as file:
+    """Nothing if the log cannot be read: an operator may have removed it."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(offset)
         return file.read()
+    return b""
 
 
 def _answers(url: str) -> bool:

@@ -127,7 +127,8 @@ def _keep_running(config: ServeConfig, processes: Processes, logs: Path, stack: 
         say(f"Restarting {', '.join(asked.roles)} one process at a time ...")
         try:
             RollingRestart(stack, processes, asked.patience_s, say).run(asked.roles)
-        except LaunchError as error:
+        # The system's own refusals too: the stack runs on with what is left of it.
+        except (LaunchError, OSError) as error:
             say(f"error: {error}")
             answer(Progress(status=1))
         else:

@@ -121,7 +121,8 @@ def tell_master(master: str, admin_key: str, workers: Sequence[Mapping[str, Any]
     try:
         for worker in workers:
             _call(master, admin_key, json.dumps(worker).encode())
-        _wait(master, admin_key, {worker["url"] for worker in workers})
+        # Without the slash at its end, as the master shows it.
+        _wait(master, admin_key, {worker["url"].rstrip("/") for worker in workers})
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace")
         raise RuntimeError(f"{master} refuses a worker: {said}") from error

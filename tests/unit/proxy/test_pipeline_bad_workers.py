@@ -9,11 +9,8 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import TriptychError, UpstreamError
-from protocol.generate import decode_encode
-from protocol.generate_answers import ChoiceBody, EncodeAnswer, LogprobsBody
-from protocol.request_record import RequestRecord
-from protocol.types import EncodeOutput, GenerateRequest, MMItem, PositionLogprobs, TokenLogprob
-from proxy.placement.planner import Plan
+from protocol.generate_answers import ChoiceBody, LogprobsBody
+from protocol.types import GenerateRequest, PositionLogprobs, TokenLogprob
 from proxy.tokens.pipeline import PipelineModel
 from tests.support.scripted_workers import (
     DONE,
@@ -201,67 +198,3 @@ async def test_a_prefill_that_hangs_is_not_decodes_fault() -> None:
             await taken(stack, asking())
         assert stack.fleet.prefill[0].breaker.failures == 1
         assert stack.decode[0].breaker.failures == 0 and not stack.decode[0].suspect
-
-
-def encoded(wanted_body: bytes, kind: str) -> bytes:
-    wanted = decode_encode(wanted_body)
-    (item,) = wanted.items
-    outputs = {
-        "right": [EncodeOutput(wanted.request_id, item.mm_hash, {})],
-        "none": [],
-        "another": [EncodeOutput(wanted.request_id, "b" * 64, {})],
-        "neither": [EncodeOutput(wanted.request_id, item.mm_hash)],
-    }.get(kind)
-    return DEEP if outputs is None else msgspec.json.encode(EncodeAnswer(outputs))
-
-
-@pytest.mark.parametrize("kind", ["none", "another", "neither", "deep"])
-async def test_an_encoder_that_answers_nonsense_is_left_alone_in_the_end(kind: str) -> None:
-    async def bad(body: bytes) -> bytes:
-        return encoded(body, kind)
-
-    async def good(body: bytes) -> bytes:
-        return encoded(body, "right")
-
-    workers = [Worker(encode=bad), Worker(encode=good)]
-    async with before(encode=workers, decode=[Worker()]) as stack:
-        first, second = stack.fleet.encode
-        names = [f"{number:064x}" for number in range(100)]
-        for number, name in enumerate([n for n in names if stack.fleet.by_content(n) is first][:4]):
-            first.suspect = False  # as after a probe
-            request = asking(f"r{number}", mm_items=[MMItem(name, "image", 0, 1)])
-            async for _ in stack.gateway.pipeline.run(request, {name: b"picture"}):
-                pass
-            async with asyncio.timeout(5):
-                while stack.gateway.pipeline.stages.encode_stage.busy:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-        assert stack.breaker(first).successes == 0 and first.breaker.failures == 4
-        assert (stack.breaker(second).successes, stack.breaker(second).failures) == (4, 0)
-
-
-async def test_an_encoder_that_is_full_is_not_asked_again() -> None:
-    """Nothing speaks against it, so that only the request itself knows where not to come back."""
-    asked: list[str] = []
-
-    async def full(body: bytes) -> web.Response:
-        asked.append("full")
-        error = {"message": "the queue is full", "type": "overloaded", "code": "overloaded"}
-        return web.json_response({"error": error}, status=503)
-
-    async def good(body: bytes) -> bytes:
-        asked.append("good")
-        return encoded(body, "right")
-
-    workers = [Worker(encode=full), Worker(encode=good)]
-    async with before(encode=workers, decode=[Worker()]) as stack:
-        first, second = stack.fleet.encode
-        names = (f"{number:064x}" for number in range(100))
-        name = next(name for name in names if stack.fleet.by_content(name) is first)
-        request = asking(mm_items=[MMItem(name, "image", 0, 1)])
-        encoding = stack.gateway.pipeline.stages.encode_stage
-        plan, record = Plan(stack.decode[0], encoders={name: first}), RequestRecord()
-        async with asyncio.timeout(10):
-            await encoding.run(request, {name: b"picture"}, plan, record, lambda *_: None)
-        assert asked == ["full", "good"]
-        assert not first.suspect and first.breaker.failures == 0 and first.up
-        assert record.workers("encode") == [second.url]

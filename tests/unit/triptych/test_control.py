@@ -1,10 +1,12 @@
 """The socket by which a stack is asked to restart."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from protocol.errors import ConfigError
@@ -40,6 +42,29 @@ def test_who_asks_is_told_each_step_and_the_end(control: Control) -> None:
     assert [(each.line, each.status) for each in said] == [
         ("encode", None), ("decode", None), ("", 0),
     ]  # fmt: skip
+
+
+def test_only_what_a_caller_sends_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(asked: Restart, answer: Answer) -> None:
+        raise FileNotFoundError("a log is gone")
+
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(Control(Path(), fail)) as made:
+        with calling(b"nonsense\n"):
+            made.look()
+        with calling(msgspec.json.encode(Restart([], 1.0))), pytest.raises(FileNotFoundError):
+            made.look()
+
+
+@contextlib.contextmanager
+def calling(line: bytes) -> Iterator[None]:
+    """One who has sent this, and waits."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(NAME)
+        link.sendall(line)
+        yield
 
 
 def test_only_its_user_may_ask(control: Control) -> None:

@@ -16,7 +16,8 @@ WORKER = {"role": "decode", "url": "http://127.0.0.1:1", "events": []}
 
 
 class Master(BaseHTTPRequestHandler):
-    """Takes workers from whoever has the key, and finds all of them well."""
+    """Takes workers from whoever has the key, finds all of them well, and shows their URLs as a
+    master does: without the slash at the end."""
 
     listed: list[dict[str, Any]]
 
@@ -27,7 +28,8 @@ class Master(BaseHTTPRequestHandler):
         return self._answer(200, {"status": "added"})
 
     def do_GET(self) -> None:
-        shown = [{**worker, "healthy": True, "error": ""} for worker in self.listed]
+        well = {"healthy": True, "error": ""}
+        shown = [{**one, "url": one["url"].rstrip("/"), **well} for one in self.listed]
         self._answer(200, {"instances": shown})
 
     def _answer(self, status: int, body: Any) -> None:
@@ -70,6 +72,13 @@ def test_the_workers_of_the_file_are_listed(
         assert listed == [WORKER]
         assert main(arguments(url, file, "other")) == 1
     assert "refuses a worker" in capsys.readouterr().err
+
+
+def test_a_url_may_end_with_a_slash(tmp_path: Path) -> None:
+    file = tmp_path / "workers.json"
+    file.write_text(json.dumps([{**WORKER, "url": "http://127.0.0.1:1/"}]))
+    with master() as (url, _):
+        assert main(arguments(url, file)) == 0
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", None])

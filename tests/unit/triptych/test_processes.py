@@ -71,6 +71,35 @@ def test_one_that_does_not_answer_in_time_is_told(processes: Processes) -> None:
         processes.wait_ready([deaf], 0.0)
 
 
+def test_one_that_the_system_does_not_start_is_told(processes: Processes) -> None:
+    with pytest.raises(LaunchError, match=r"^absent cannot be started: .*no-such-program"):
+        processes.start([Service("absent", ("./no-such-program",), "http://127.0.0.1:1")])
+
+
+def test_one_that_cannot_be_started_again_is_once_it_can(tmp_path: Path) -> None:
+    """Its log cannot be written at first."""
+
+    class Mended(Processes):
+        def pause(self) -> None:
+            if log.is_dir():
+                log.rmdir()
+            super().pause()
+
+    service, log = serving("worker"), tmp_path / "worker.log"
+    processes = Mended(tmp_path, {}, lambda line: None)
+    try:
+        processes.start([service])
+        processes.wait_ready([service], 60.0)
+        before = processes._running["worker"]
+        log.unlink()
+        log.mkdir()
+        processes.restart(service, 60.0, 60.0)
+        after = processes._running["worker"]
+        assert before.returncode == -signal.SIGTERM and after.poll() is None
+    finally:
+        processes.stop(0.0)
+
+
 def test_waiting_ends_when_the_user_asks_for_it(processes: Processes) -> None:
     services = [Service("slow", ("sleep", "60"), f"http://127.0.0.1:{free_port()}")]
     processes.start(services)
