@@ -219,7 +219,9 @@ class KServe:
         async with room, contextlib.aclosing(self._gains(prompt)) as gains:
             async for gain in gains:
                 found[gain.index][0] += gain.text
-                found[gain.index][1] = gain.finish_reason or ""
+                # A choice that has ended at a stop string may gain more, which says nothing.
+                if gain.finish_reason is not None:
+                    found[gain.index][1] = gain.finish_reason
         return [(text, finish) for text, finish in found]
 
 
