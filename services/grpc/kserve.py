@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -29,9 +28,8 @@ from services.grpc.server import (
     told,
     within,
 )
-from services.http.openai import Service
+from services.http.openai import Service, at_once
 from services.http.streams import Deadline
-from services.http.tasks import all_of
 from services.http.version import version
 
 SERVICE = "inference.GRPCInferenceService"
@@ -109,8 +107,9 @@ class KServe:
             # The name would keep the message, its pictures too, until the answer has ended.
             del message
             async with within(asked.deadline):
-                room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-                answers = await all_of(self._whole(prompt, room) for prompt in asked.prompts)
+                answers = await at_once(
+                    asked.prompts, self._whole, asked.deadline, _PROMPTS_AT_ONCE
+                )
         choices = [choice for answer in answers for choice in answer]
         return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
@@ -151,7 +150,7 @@ class KServe:
             del message
             async with within(asked.deadline):
                 if not asked.form.stream:
-                    (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
+                    choices = await self._whole(asked.prompts[0])
                     yield response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
                     return
                 gains = self._gains(asked.prompts[0])
@@ -199,9 +198,7 @@ class KServe:
             prompts = [await frontend.render_raw(wanted.request, wanted.images, request_id=name)]
         else:
             prompts = await frontend.render_completion(wanted.request, request_id=name)
-        for prompt in prompts:
-            prompt.generate.deadline_s = deadline.left_s
-        return prompts
+        return [replace(one, generate=deadline.bounding(one.generate)) for one in prompts]
 
     async def _gains(self, prompt: RenderedRequest) -> AsyncGenerator[Gain, None]:
         answering = self._service.answering(prompt)
@@ -210,13 +207,11 @@ class KServe:
                 for gain in gains:
                     yield gain
 
-    async def _whole(
-        self, prompt: RenderedRequest, room: asyncio.Semaphore
-    ) -> list[tuple[str, str]]:
+    async def _whole(self, prompt: RenderedRequest) -> list[tuple[str, str]]:
         """Text and finish reason of each choice."""
         shown = prompt.output.prompt_text or "" if prompt.output.echo else ""
         found = [[shown, ""] for _ in range(prompt.output.n)]
-        async with room, contextlib.aclosing(self._gains(prompt)) as gains:
+        async with contextlib.aclosing(self._gains(prompt)) as gains:
             async for gain in gains:
                 found[gain.index][0] += gain.text
                 # A choice that has ended at a stop string may gain more, which says nothing.

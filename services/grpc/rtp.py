@@ -7,7 +7,7 @@ import time
 import uuid
 from array import array
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from services.frontend.answers.rtp import code_of
 from services.frontend.spec import RenderedRequest
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
-from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
+from services.grpc.server import Check, Context, empty_handler, methods, refuse, told, within
 from services.http.openai import Service
 from services.http.streams import Deadline
 
@@ -91,7 +91,9 @@ class RtpModel:
         async with self._intake.message(context, pb.GenerateInput) as message:
             if message is None:
                 raise InvalidRequest("the call has no message")
-            prompt = await self._rendered(message, self._deadline(message, context))
+            deadline = self._deadline(message, context)
+            async with within(deadline):
+                prompt = await self._rendered(message, deadline)
             return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
@@ -109,8 +111,7 @@ class RtpModel:
         # Unique even if two clients give their calls the same number.
         name = f"rtp-{message.request_id}-{uuid.uuid4().hex[:8]}"
         prompt = await self._frontend.render_raw(request_of(message), urls, request_id=name)
-        prompt.generate.deadline_s = deadline.left_s
-        return prompt
+        return replace(prompt, generate=deadline.bounding(prompt.generate))
 
 
 def request_of(message: pb.GenerateInput) -> CompletionRequest:
