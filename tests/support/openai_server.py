@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -20,8 +20,10 @@ from services.http import errors
 from services.http.anthropic import messaging
 from services.http.bodies import Bodies
 from services.http.listener import Listener
+from services.http.long_texts import LongTexts
 from services.http.openai import Service, generating
 from services.http.responses import responding
+from services.http.rtp_frontend import rtp_frontend
 from services.http.tokens import informing
 from tests.support.frontend_helpers import NAME, user
 from tests.support.listening import listening
@@ -45,6 +47,7 @@ class Server:
     most_running: int = 0
     deadlines: list[float | None] = field(default_factory=list)
     seen: list[TriptychError] = field(default_factory=list)
+    texts: LongTexts = field(default_factory=LongTexts)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -82,12 +85,13 @@ class Server:
         app = FastAPI()
         service = Service(
             Models([self.front]), self.run, lambda rendered, index: None, self.admitted,
-            Bodies(1 << 20, 64 << 20), self.timeout_s,
+            Bodies(1 << 20, 64 << 20), self.timeout_s, self.texts,
         )  # fmt: skip
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, self.response_store_bytes))
-        app.include_router(informing(service.models, self.admitted, Bodies(64 << 20, 64 << 20)))
+        app.include_router(rtp_frontend(service))
+        app.include_router(informing(replace(service, bodies=Bodies(64 << 20, 64 << 20))))
         errors.install(app, self.seen.append)
         return app
 
