@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
 from services.frontend.answers.output import Gain
+from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
+from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
 from services.grpc.kserve_answers import config_of, end_of, model_metadata, piece_of, response_of
 from services.grpc.kserve_requests import Form, Inference, read
@@ -175,7 +177,7 @@ class KServe:
             )
         deadline = self._deadline(wanted.form, context)
         async with within(deadline):
-            prompts = await self._rendered(wanted, deadline)
+            prompts = await self._rendered(wanted, caller_of_call(context), deadline)
         if streams and len(prompts) != 1:
             raise InvalidRequest("text_input: a stream takes one text", param="text_input")
         return _Asked(wanted.form, prompts, deadline)
@@ -191,14 +193,18 @@ class KServe:
         times = [seconds for seconds in given if seconds is not None]
         return Deadline.after(min(times) if times else None)
 
-    async def _rendered(self, wanted: Inference, deadline: Deadline) -> list[RenderedRequest]:
+    async def _rendered(
+        self, wanted: Inference, caller: Caller, deadline: Deadline
+    ) -> list[RenderedRequest]:
         name = f"kserve-{uuid.uuid4().hex}"
-        frontend = self._models.of(wanted.form.model)
-        if wanted.images:
-            prompts = [await frontend.render_raw(wanted.request, wanted.images, request_id=name)]
+        frontend, images = self._models.of(wanted.form.model), wanted.images
+        if images:
+            prompts = [
+                await frontend.render_raw(wanted.request, images, request_id=name, caller=caller)
+            ]
         else:
             prompts = await frontend.render_completion(wanted.request, request_id=name)
-        return [replace(one, generate=deadline.bounding(one.generate)) for one in prompts]
+        return [with_call(prompt, caller, deadline) for prompt in prompts]
 
     async def _gains(self, prompt: RenderedRequest) -> AsyncGenerator[Gain, None]:
         answering = self._service.answering(prompt)

@@ -7,7 +7,7 @@ import time
 import uuid
 from array import array
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -18,7 +18,9 @@ from protocol.openai import CompletionRequest, decode_completion
 from protocol.rtp_config import config_fields
 from services.frontend.answers.output import Gain
 from services.frontend.answers.rtp import code_of
+from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
+from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
 from services.grpc.server import Check, Context, empty_handler, methods, refuse, told, within
@@ -93,7 +95,7 @@ class RtpModel:
                 raise InvalidRequest("the call has no message")
             deadline = self._deadline(message, context)
             async with within(deadline):
-                prompt = await self._rendered(message, deadline)
+                prompt = await self._rendered(message, caller_of_call(context), deadline)
             return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
@@ -106,12 +108,16 @@ class RtpModel:
         times = [seconds for seconds in given if seconds is not None]
         return Deadline.after(min(times) if times else None)
 
-    async def _rendered(self, message: pb.GenerateInput, deadline: Deadline) -> RenderedRequest:
+    async def _rendered(
+        self, message: pb.GenerateInput, caller: Caller, deadline: Deadline
+    ) -> RenderedRequest:
         urls = [one.multimodal_url for one in message.multimodal_inputs]
         # Unique even if two clients give their calls the same number.
         name = f"rtp-{message.request_id}-{uuid.uuid4().hex[:8]}"
-        prompt = await self._frontend.render_raw(request_of(message), urls, request_id=name)
-        return replace(prompt, generate=deadline.bounding(prompt.generate))
+        prompt = await self._frontend.render_raw(
+            request_of(message), urls, request_id=name, caller=caller
+        )
+        return with_call(prompt, caller, deadline)
 
 
 def request_of(message: pb.GenerateInput) -> CompletionRequest:

@@ -33,7 +33,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Server:
-    """What answers: `step_s` before each of the tokens, which `deadlines` are asked for."""
+    """What answers: `step_s` before each of the tokens, which `deadlines` and `tenants` ask for."""
 
     front: Frontend
     room: int = 2
@@ -46,6 +46,7 @@ class Server:
     running: int = 0
     most_running: int = 0
     deadlines: list[float | None] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
     seen: list[TriptychError] = field(default_factory=list)
     texts: LongTexts = field(default_factory=LongTexts)
 
@@ -62,6 +63,7 @@ class Server:
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         self.deadlines.append(rendered.generate.deadline_s)
+        self.tenants.append(rendered.tenant)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -81,12 +83,14 @@ class Server:
         finally:
             self.running -= 1
 
-    def app(self) -> FastAPI:
-        app = FastAPI()
-        service = Service(
+    def service(self) -> Service:
+        return Service(
             Models([self.front]), self.run, lambda rendered, index: None, self.admitted,
             Bodies(1 << 20, 64 << 20), self.timeout_s, self.texts,
         )  # fmt: skip
+
+    def app(self) -> FastAPI:
+        app, service = FastAPI(), self.service()
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, self.response_store_bytes))
