@@ -79,7 +79,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         app.include_router(rtp_frontend(service))
         if pools(gateway):
             app.include_router(pooling(service))
-        app.include_router(informing(gateway.models, gateway.in_flight.counted, gateway.bodies))
+        app.include_router(informing(service))
     else:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))

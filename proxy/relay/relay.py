@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from blake3 import blake3
-
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
@@ -24,6 +22,7 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
 from proxy.upstream.time_limits import Alarm
+from services.http.callers import tenant_of
 from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)
@@ -192,8 +191,7 @@ class Relay:
             if len(self._callers) >= _TENANTS:
                 # Clients make up keys at will: the digests must not pile up.
                 self._callers.clear()
-            tenant = blake3(given).hexdigest()[:16] if given else ""
-            known = self._callers[given] = Caller(tenant)
+            known = self._callers[given] = Caller(tenant_of(given))
         return Caller(known.tenant, session) if session else known
 
     def _refuse(self, response: ClientResponse, refused: Refused) -> None:

@@ -115,7 +115,9 @@ class Pipeline:
         """
         timeline = timeline or Timeline(self.dispatch.metrics)
         model = model or self.model
-        seconds = min(request.deadline_s or self.timeout_s, self.timeout_s)
+        wanted_s = request.deadline_s
+        # 0 is a deadline too: one that has passed.
+        seconds = self.timeout_s if wanted_s is None else min(wanted_s, self.timeout_s)
         state = TokensRequest(
             request_id=request.request_id,
             deadline=time.monotonic() + seconds,

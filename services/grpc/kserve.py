@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +12,9 @@ import grpc
 
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
 from services.frontend.answers.output import Gain
+from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
+from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
 from services.grpc.kserve_answers import config_of, end_of, model_metadata, piece_of, response_of
 from services.grpc.kserve_requests import Form, Inference, read
@@ -29,9 +30,8 @@ from services.grpc.server import (
     told,
     within,
 )
-from services.http.openai import Service
+from services.http.openai import Service, at_once
 from services.http.streams import Deadline
-from services.http.tasks import all_of
 from services.http.version import version
 
 SERVICE = "inference.GRPCInferenceService"
@@ -109,8 +109,9 @@ class KServe:
             # The name would keep the message, its pictures too, until the answer has ended.
             del message
             async with within(asked.deadline):
-                room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-                answers = await all_of(self._whole(prompt, room) for prompt in asked.prompts)
+                answers = await at_once(
+                    asked.prompts, self._whole, asked.deadline, _PROMPTS_AT_ONCE
+                )
         choices = [choice for answer in answers for choice in answer]
         return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
@@ -151,7 +152,7 @@ class KServe:
             del message
             async with within(asked.deadline):
                 if not asked.form.stream:
-                    (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
+                    choices = await self._whole(asked.prompts[0])
                     yield response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
                     return
                 gains = self._gains(asked.prompts[0])
@@ -176,7 +177,7 @@ class KServe:
             )
         deadline = self._deadline(wanted.form, context)
         async with within(deadline):
-            prompts = await self._rendered(wanted, deadline)
+            prompts = await self._rendered(wanted, caller_of_call(context), deadline)
         if streams and len(prompts) != 1:
             raise InvalidRequest("text_input: a stream takes one text", param="text_input")
         return _Asked(wanted.form, prompts, deadline)
@@ -192,16 +193,18 @@ class KServe:
         times = [seconds for seconds in given if seconds is not None]
         return Deadline.after(min(times) if times else None)
 
-    async def _rendered(self, wanted: Inference, deadline: Deadline) -> list[RenderedRequest]:
+    async def _rendered(
+        self, wanted: Inference, caller: Caller, deadline: Deadline
+    ) -> list[RenderedRequest]:
         name = f"kserve-{uuid.uuid4().hex}"
-        frontend = self._models.of(wanted.form.model)
-        if wanted.images:
-            prompts = [await frontend.render_raw(wanted.request, wanted.images, request_id=name)]
+        frontend, images = self._models.of(wanted.form.model), wanted.images
+        if images:
+            prompts = [
+                await frontend.render_raw(wanted.request, images, request_id=name, caller=caller)
+            ]
         else:
             prompts = await frontend.render_completion(wanted.request, request_id=name)
-        for prompt in prompts:
-            prompt.generate.deadline_s = deadline.left_s
-        return prompts
+        return [with_call(prompt, caller, deadline) for prompt in prompts]
 
     async def _gains(self, prompt: RenderedRequest) -> AsyncGenerator[Gain, None]:
         answering = self._service.answering(prompt)
@@ -210,16 +213,16 @@ class KServe:
                 for gain in gains:
                     yield gain
 
-    async def _whole(
-        self, prompt: RenderedRequest, room: asyncio.Semaphore
-    ) -> list[tuple[str, str]]:
+    async def _whole(self, prompt: RenderedRequest) -> list[tuple[str, str]]:
         """Text and finish reason of each choice."""
         shown = prompt.output.prompt_text or "" if prompt.output.echo else ""
         found = [[shown, ""] for _ in range(prompt.output.n)]
-        async with room, contextlib.aclosing(self._gains(prompt)) as gains:
+        async with contextlib.aclosing(self._gains(prompt)) as gains:
             async for gain in gains:
                 found[gain.index][0] += gain.text
-                found[gain.index][1] = gain.finish_reason or ""
+                # A choice that has ended at a stop string may gain more, which says nothing.
+                if gain.finish_reason is not None:
+                    found[gain.index][1] = gain.finish_reason
         return [(text, finish) for text, finish in found]
 
 

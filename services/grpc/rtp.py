@@ -18,10 +18,12 @@ from protocol.openai import CompletionRequest, decode_completion
 from protocol.rtp_config import config_fields
 from services.frontend.answers.output import Gain
 from services.frontend.answers.rtp import code_of
+from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
+from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
-from services.grpc.server import Check, Context, empty_handler, methods, refuse, told
+from services.grpc.server import Check, Context, empty_handler, methods, refuse, told, within
 from services.http.openai import Service
 from services.http.streams import Deadline
 
@@ -91,7 +93,9 @@ class RtpModel:
         async with self._intake.message(context, pb.GenerateInput) as message:
             if message is None:
                 raise InvalidRequest("the call has no message")
-            prompt = await self._rendered(message, self._deadline(message, context))
+            deadline = self._deadline(message, context)
+            async with within(deadline):
+                prompt = await self._rendered(message, caller_of_call(context), deadline)
             return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
@@ -104,13 +108,16 @@ class RtpModel:
         times = [seconds for seconds in given if seconds is not None]
         return Deadline.after(min(times) if times else None)
 
-    async def _rendered(self, message: pb.GenerateInput, deadline: Deadline) -> RenderedRequest:
+    async def _rendered(
+        self, message: pb.GenerateInput, caller: Caller, deadline: Deadline
+    ) -> RenderedRequest:
         urls = [one.multimodal_url for one in message.multimodal_inputs]
         # Unique even if two clients give their calls the same number.
         name = f"rtp-{message.request_id}-{uuid.uuid4().hex[:8]}"
-        prompt = await self._frontend.render_raw(request_of(message), urls, request_id=name)
-        prompt.generate.deadline_s = deadline.left_s
-        return prompt
+        prompt = await self._frontend.render_raw(
+            request_of(message), urls, request_id=name, caller=caller
+        )
+        return with_call(prompt, caller, deadline)
 
 
 def request_of(message: pb.GenerateInput) -> CompletionRequest:

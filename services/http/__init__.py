@@ -14,6 +14,7 @@ Of a request:
 callers         what its headers say of who asks
 access          who may ask for what: the fleet's key, clients' keys
 browsers        what web pages may ask for
+long_texts      what is made of a long text in a thread, few at once
 bodies          counted in and out; the bytes of all bodies together bounded
 records         its id, which every answer says, and what is noted of it; tracing: the same as
                 OpenTelemetry's spans

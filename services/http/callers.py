@@ -60,6 +60,10 @@ def caller_of(request: Request) -> Caller:
 
 
 def _tenant(headers: Mapping[str, str]) -> str:
-    given = headers.get("authorization") or headers.get("x-api-key", "")
+    return tenant_of((headers.get("authorization") or headers.get("x-api-key", "")).encode())
+
+
+def tenant_of(key: bytes) -> str:
+    """The tenant that a key names, or the header that it stands in; "" of none."""
     # A digest: keys must not stand in logs, nor travel to the master.
-    return blake3(given.encode()).hexdigest()[:16] if given else ""
+    return blake3(key).hexdigest()[:16] if key else ""

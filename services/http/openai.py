@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -28,6 +28,7 @@ from services.frontend.models import Models
 from services.frontend.spec import RenderedRequest
 from services.http.bodies import Admitted, Bodies, counted
 from services.http.callers import caller_of, deadline_of, with_caller
+from services.http.long_texts import LongTexts
 from services.http.prompt_streams import prompt_events
 from services.http.records import drawn_id, record_of
 from services.http.streams import Deadline, EventStream, while_connected
@@ -43,7 +44,8 @@ class Service:
     """What answers requests to `models`. `run` computes a rendered request; `stop_choice` is told
     when a stop string has ended one of its choices; `admitted` counts a request in while it is
     here, from its headers to its answer's end, or raises. `bodies` bounds what is taken in.
-    `timeout_s`: the longest that a request may take.
+    `timeout_s`: the longest that a request may take. `texts`: the long ones of requests that only
+    ask about them.
     """
 
     models: Models
@@ -52,6 +54,7 @@ class Service:
     admitted: Admitted
     bodies: Bodies
     timeout_s: float | None = None
+    texts: LongTexts = field(default_factory=LongTexts)
 
     async def rendered_chat(
         self, request: Request, decode: Callable[[bytes], ChatCompletionRequest] = decode_chat

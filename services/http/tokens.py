@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,16 +13,13 @@ from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import decode_chat
 from protocol.openai_answers import encode
 from protocol.sampling_checks import check_token_ids
-from services.frontend.models import Models
-from services.frontend.prompts.maker import OFFLOAD_CHARS
 from services.frontend.render import Frontend
-from services.http.bodies import Admitted, Bodies, counted
+from services.http.bodies import counted
 from services.http.callers import caller_of
-from services.http.openai import JSON
+from services.http.openai import JSON, Service
 from services.http.streams import while_connected
 
 MAX_BODY = 16 << 20  # bytes
-_AT_ONCE = 2  # long texts that leave the loop; others wait
 _T = TypeVar("_T")
 
 
@@ -63,18 +58,10 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
-    """The models and their tokenizers. A long text delays no other request: it leaves the event
-    loop, and few do at once."""
+def informing(service: Service) -> APIRouter:
+    """The models and their tokenizers."""
     routes = APIRouter()
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def answered(work: Callable[[], msgspec.Struct], size: int) -> Response:
-        if size <= OFFLOAD_CHARS:
-            return Response(msgspec.json.encode(work()), media_type=JSON)
-        async with room:
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(work()))
-        return Response(body, media_type=JSON)
+    models, bodies, answered = service.models, service.bodies, service.texts.answered
 
     @routes.get("/v1/models")
     async def list_models() -> Response:
@@ -98,7 +85,7 @@ def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
         return Response(msgspec.json.encode(shown), media_type=JSON)
 
     @routes.post("/tokenize")
-    @counted(admitted)
+    @counted(service.admitted)
     async def tokenize(request: Request) -> Response:
         """Token ids of a text, or of a chat as its template writes it, pictures included."""
         async with bodies.read(request, MAX_BODY) as body:
@@ -111,17 +98,18 @@ def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
                     decode_chat(_chat_of(body)), request_id="tokenize", caller=caller_of(request)
                 )
                 ids = list((await while_connected(request, render)).generate.token_ids)
-                return await answered(lambda: _shown(frontend, wanted, ids), len(ids))
-            return await answered(lambda: _tokenized(frontend, wanted), len(wanted.prompt))
+                return await answered(request, lambda: _shown(frontend, wanted, ids), len(ids))
+            return await answered(request, lambda: _tokenized(frontend, wanted), len(wanted.prompt))
 
     @routes.post("/detokenize")
-    @counted(admitted)
+    @counted(service.admitted)
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
         async with bodies.read(request, MAX_BODY) as body:
             wanted = _decoded(body, Detokenize)
             frontend = models.of(wanted.model)
-            return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
+            size = len(wanted.tokens)
+            return await answered(request, lambda: _detokenized(frontend, wanted), size)
 
     return routes
 

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateBody, decode_abort
 from protocol.generate_answers import GenerateAnswer
-from services.frontend.models import Models
 from services.http import errors
 from services.http.admin import log_levels
 from services.http.api_bodies import OBJECT, RouteBodies, Table
@@ -26,6 +25,7 @@ from services.http.tokens import informing
 from services.http.version import version
 from services.worker import rtp_status
 from services.worker.adapters import adapting
+from services.worker.chat import service_of
 from services.worker.profiling import profiling
 from services.worker.worker import Worker
 
@@ -55,7 +55,7 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(adapting(worker))
     app.include_router(profiling(worker))
     app.include_router(rtp_status.router(worker))
-    app.include_router(informing(Models([worker.frontend]), worker.admitted, worker.bodies))
+    app.include_router(informing(service_of(worker)))
     for build in worker.role.routers:
         app.include_router(build(worker))
 

@@ -75,6 +75,7 @@ def service_of(worker: Worker) -> Service:
         ),
         admitted=worker.admitted,
         bodies=worker.bodies,
+        texts=worker.texts,
     )
 
 

@@ -26,6 +26,7 @@ from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
+from services.http.long_texts import LongTexts
 from services.membership.registration import Changes
 from services.membership.tasks import TaskLog
 from services.worker.beam_steps import beam_steps, prompt_of_beams
@@ -72,6 +73,7 @@ class Worker:
     tasks: TaskLog = field(default_factory=TaskLog)  # what RTP-LLM's status shows
     changes: Changes = field(default_factory=Changes)  # what masters should know of at once
     bodies: Bodies = field(init=False)  # all that are being received, bounded together
+    texts: LongTexts = field(default_factory=LongTexts)  # long ones that are asked about
     life: LameDuck = field(init=False)  # when it ends, and how
     media: MediaCache = field(init=False)  # bytes of pictures that it has had
 

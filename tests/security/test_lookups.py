@@ -1,11 +1,8 @@
 """Host names: nobody's look-ups wait for another's, and every odd name is the client's error."""
 
 import asyncio
-import socket
-import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
-from typing import Any
 
 import pytest
 
@@ -13,36 +10,14 @@ from protocol.errors import InvalidRequest
 from services.frontend.config import MediaConfig
 from services.frontend.media.fetching import MediaFetcher
 from services.frontend.media.lookups import Caller, LookUps, is_public
+from tests.support.name_servers import PUBLIC, Names, name_server
 from tests.support.waiting import eventually
-
-PUBLIC = "93.184.216.34"
-
-
-class Names:
-    """A name server that lets names under `.slow` wait until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-        self.asked: list[str] = []
-
-    def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
-        self.asked.append(host)
-        if host.endswith(".slow"):
-            self.go_on.wait(60)
-            raise socket.gaierror("no such host")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
-
-    @property
-    def slow(self) -> int:
-        return sum(host.endswith(".slow") for host in self.asked)
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
-    server = Names()
-    monkeypatch.setattr("services.frontend.media.lookups.socket.getaddrinfo", server.getaddrinfo)
-    yield server
-    server.go_on.set()
+    with name_server(monkeypatch) as server:
+        yield server
 
 
 THEM, US = Caller("10.0.0.1", "them"), Caller("10.0.0.2", "us")

@@ -1,21 +1,14 @@
 """Texts that end a tokenizer are the client's error."""
 
-import contextlib
 from pathlib import Path
 
-import aiohttp
 import pytest
-from fastapi import FastAPI
 
 from protocol.errors import InvalidRequest
 from services.frontend.config import FrontendConfig
-from services.frontend.models import Models
 from services.frontend.render import Frontend
-from services.http import errors
-from services.http.bodies import Bodies
-from services.http.listener import Listener
-from services.http.tokens import informing
-from tests.support.listening import listening, run
+from tests.support.listening import run
+from tests.support.openai_server import Server, asking
 
 BLANKS = " " * 15_000_000  # beyond what the pattern of byte-level tokenizers is matched with
 
@@ -35,17 +28,9 @@ def test_megabytes_of_blanks(front: Frontend) -> None:
 
 def test_what_cannot_be_tokenized_is_named(front: Frontend) -> None:
     async def work() -> None:
-        app = FastAPI()
-        app.include_router(
-            informing(Models([front]), contextlib.nullcontext, Bodies(1 << 25, 1 << 25))
-        )
-        errors.install(app, lambda error: None)
-        async with listening(app, Listener) as address, aiohttp.ClientSession() as session:
-            url = f"http://{address[0]}:{address[1]}/tokenize"
-            async with session.post(url, json={"prompt": BLANKS}) as response:
-                answer = await response.json()
-                assert (response.status, answer["error"]["param"]) == (400, "prompt")
-            async with session.post(url, json={"prompt": "Hello"}) as response:
-                assert response.status == 200
+        async with asking(Server(front)) as (ask, _):
+            status, answer = await ask("/tokenize", {"prompt": BLANKS})
+            assert (status, answer["error"]["param"]) == (400, "prompt")
+            assert (await ask("/tokenize", {"prompt": "Hello"}))[0] == 200
 
     run(work)

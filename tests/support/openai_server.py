@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -20,8 +20,10 @@ from services.http import errors
 from services.http.anthropic import messaging
 from services.http.bodies import Bodies
 from services.http.listener import Listener
+from services.http.long_texts import LongTexts
 from services.http.openai import Service, generating
 from services.http.responses import responding
+from services.http.rtp_frontend import rtp_frontend
 from services.http.tokens import informing
 from tests.support.frontend_helpers import NAME, user
 from tests.support.listening import listening
@@ -31,7 +33,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Server:
-    """What answers: `step_s` before each of the tokens, which `deadlines` are asked for."""
+    """What answers: `step_s` before each of the tokens, which `deadlines` and `tenants` ask for."""
 
     front: Frontend
     room: int = 2
@@ -44,7 +46,9 @@ class Server:
     running: int = 0
     most_running: int = 0
     deadlines: list[float | None] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
     seen: list[TriptychError] = field(default_factory=list)
+    texts: LongTexts = field(default_factory=LongTexts)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -59,6 +63,7 @@ class Server:
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         self.deadlines.append(rendered.generate.deadline_s)
+        self.tenants.append(rendered.tenant)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -78,16 +83,19 @@ class Server:
         finally:
             self.running -= 1
 
-    def app(self) -> FastAPI:
-        app = FastAPI()
-        service = Service(
+    def service(self) -> Service:
+        return Service(
             Models([self.front]), self.run, lambda rendered, index: None, self.admitted,
-            Bodies(1 << 20, 64 << 20), self.timeout_s,
+            Bodies(1 << 20, 64 << 20), self.timeout_s, self.texts,
         )  # fmt: skip
+
+    def app(self) -> FastAPI:
+        app, service = FastAPI(), self.service()
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, self.response_store_bytes))
-        app.include_router(informing(service.models, self.admitted, Bodies(64 << 20, 64 << 20)))
+        app.include_router(rtp_frontend(service))
+        app.include_router(informing(replace(service, bodies=Bodies(64 << 20, 64 << 20))))
         errors.install(app, self.seen.append)
         return app
 

@@ -9,6 +9,7 @@ Source of the reranker's words: the model card of Qwen3-Reranker (https://huggin
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -22,13 +23,14 @@ _FIELD = "chat_template"
 
 
 class RequestTemplates:
-    """`trusted`: whether requests may bring one: it runs here, in a sandbox that bounds what it
-    reaches but not the time that it takes."""
+    """For the event loop and for threads that render. `trusted`: whether requests may bring one: it
+    runs here, in a sandbox that bounds what it reaches but not the time that it takes."""
 
     def __init__(self, special_tokens: Mapping[str, str], *, trusted: bool) -> None:
         self._special_tokens = special_tokens
         self._trusted = trusted
         self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, source: str) -> ChatTemplate:
         """`InvalidRequest` if it may not be used, or does not compile."""
@@ -39,12 +41,19 @@ class RequestTemplates:
                 param=_FIELD,
                 code="unsupported_parameter",
             )
-        if source not in self._compiled:
-            self._compiled[source] = self._compile(source)
-        self._compiled.move_to_end(source)
-        if len(self._compiled) > _KEPT:
-            self._compiled.popitem(last=False)
-        return self._compiled[source]
+        with self._lock:
+            if (known := self._compiled.get(source)) is not None:
+                self._compiled.move_to_end(source)
+                return known
+        # Without the lock, which the event loop must not wait for long. Two threads may make one
+        # each; the later one is kept.
+        made = self._compile(source)
+        with self._lock:
+            self._compiled[source] = made
+            self._compiled.move_to_end(source)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return made
 
     def _compile(self, source: str) -> ChatTemplate:
         if len(source) > MAX_CHARS:

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from aiohttp import web
 
 from services.frontend.render import Frontend
 from services.grpc.proto import rtp_pb2 as pb
@@ -167,3 +168,36 @@ async def test_a_timeout_ends_the_work(front: Frontend) -> None:
             await asked(address, made.SerializeToString())
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED and held
         assert stack.gateway.in_flight.count == 0
+
+
+async def test_a_timeout_ends_the_rendering(tmp_path: Path) -> None:
+    """A picture that takes all the time leaves none for the answer, and not all of it anew."""
+    asked_for = asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        asked_for.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/picture.png", never)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    worker, media = Worker(), {"allow_private": True}
+    front = frontend(write_model("qwen2_5_vl", tmp_path / "tiny"), media=media)
+    pad = front.family.placeholders["image"].pad_id
+    made = pb.GenerateInput(token_ids=[5, pad, 6])
+    made.generate_config.timeout_ms = 300
+    url = "http://{}:{}/picture.png".format(*runner.addresses[0][:2])
+    made.multimodal_inputs.add(multimodal_url=url)
+    async with before(decode=[worker]) as stack, door_of(stack, front, rtp=True) as address:
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await asked(address, made.SerializeToString())
+        # In our words: the library's own are of the client's deadline, which is far away.
+        assert late.value.details() == "the request's deadline has passed"
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert asked_for.is_set() and not worker.calls
+        assert stack.gateway.in_flight.count == 0
+    await runner.cleanup()
+    await front.close()

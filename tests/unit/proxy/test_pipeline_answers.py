@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import DeadlineExceeded
 from protocol.types import GenerateRequest
 from services.frontend.answers.answering import Answering
 from services.frontend.spec import OutputSpec, RenderedRequest
@@ -125,3 +126,14 @@ async def test_a_client_that_leaves_at_the_first_chunk_ends_the_steps(
         assert stack.decode[0].in_flight == 1
         await events.aclose()
         assert stack.decode[0].in_flight == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_deadline_of_zero_has_passed(way: str) -> None:
+    workers = fleet_of(way)
+    async with before(**workers) as stack:
+        place_ahead(stack, way)
+        with pytest.raises(DeadlineExceeded):
+            await anext(stack.gateway.pipeline.run(asking(deadline_s=0.0), {}))
+        assert not any(worker.calls for role in workers.values() for worker in role)
+        assert stack.gateway.in_flight.count == 0
