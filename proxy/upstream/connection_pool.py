@@ -97,9 +97,15 @@ class ConnectionPool:
         size = size_of(body)
         self._traffic.sent += size
         head = request_head(self._prefix(path), fields, size)
-        kept = self._kept()
+        kept, stale = self._kept(), None
         while True:
-            connection = await self._connect() if kept is None else kept
+            try:
+                connection = await self._connect() if kept is None else kept
+            except CallFailed:
+                # The worker itself has ended, and the request may be what it has ended by.
+                if stale is not None:
+                    raise stale from None
+                raise
             exchange = Exchange(self._loop, connection, head, body, size, limits, sink)
             try:
                 return exchange, await exchange.ready
@@ -107,7 +113,7 @@ class ConnectionPool:
                 if kept is None or not failure.stale:
                     raise
                 # A new one next, not another kept one: all of those may be as stale.
-                kept = None  # the worker closed it while it was idle
+                kept, stale = None, failure  # the worker closed it while it was idle
             except BaseException:
                 exchange.abort()
                 raise
