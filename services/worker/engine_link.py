@@ -49,10 +49,12 @@ class EngineLink:
         directory: Path,
         bounds: StallBounds = _BOUNDS,
         changed: Callable[[], None] = lambda: None,
+        adapters_changed: Callable[[dict[str, str]], None] = lambda _: None,
     ) -> None:
         self._process = process
         self._directory = directory
         self._changed = changed
+        self._adapters_changed = adapters_changed
         self._watch_beats = StallWatch(f"ipc://{directory}/beats", bounds, self._stall_changed)
         context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
         # Not asyncio's, so that `_send` knows at once whether the engine takes a command.
@@ -72,9 +74,11 @@ class EngineLink:
         timeout_s: float,
         bounds: StallBounds = _BOUNDS,
         changed: Callable[[], None] = lambda: None,
+        adapters_changed: Callable[[dict[str, str]], None] = lambda _: None,
     ) -> Self:
         """Start an engine and wait until it is ready. `changed` is called when it stalls, and when
-        it goes on.
+        it goes on; `adapters_changed` with the revisions of all LoRA adapters by name, whenever
+        they are others.
 
         Raises the engine's own error if it cannot start, `Unavailable` after `timeout_s`.
         """
@@ -83,7 +87,7 @@ class EngineLink:
             sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
             env=environment_of(os.environ),
         )  # fmt: skip
-        client = cls(process, directory, bounds, changed)
+        client = cls(process, directory, bounds, changed, adapters_changed)
         try:
             await client._open(config, timeout_s)
         except BaseException:
@@ -155,7 +159,12 @@ class EngineLink:
                 case messages.Outputs(outputs, encoded, stages):
                     self._requests.note(stages)
                     self._requests.hand(outputs, encoded)
-                case messages.Statistics() | messages.AdapterTable():
+                case messages.Statistics():
+                    self._queries.answer(event)
+                case messages.AdapterTable(adapters=adapters, error=error):
+                    # Whether or not the caller still waits: the engine has them either way.
+                    if error is None:
+                        self._adapters_changed(adapters)
                     self._queries.answer(event)
                 case messages.Ready():
                     self._ready.set_result(event)

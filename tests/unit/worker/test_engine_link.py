@@ -12,9 +12,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.errors import NotServing
+from protocol.errors import NotServing, Unavailable
+from services.engine import messages
 from services.engine.config import EngineConfig
+from services.engine.messages import AdapterTable, LoadAdapter
+from services.worker import engine_client
 from services.worker.engine_client import EngineClient
+from tests.support.waiting import eventually
 
 CONFIG = EngineConfig(model_dir="m", model="m", revision="r", parts=("language",))
 BOUND_S = 60.0
@@ -25,7 +29,8 @@ class Link:
     """A link that is open. `opening` ends with it, as no engine says that it is ready."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        self.client = EngineClient(process, folder)
+        self.adapters: list[dict[str, str]] = []
+        self.client = EngineClient(process, folder, adapters_changed=self.adapters.append)
         self.opening = asyncio.create_task(self.client._open(CONFIG, BOUND_S))
         self._folder = folder
 
@@ -64,3 +69,39 @@ async def test_a_part_of_the_link_that_fails_ends_it(
             with pytest.raises(NotServing, match="link to its engine failed"):
                 await link.opening
         assert link.client.dead.is_set() and "the link to the engine failed" in caplog.text
+
+
+async def test_adapters_that_come_late_are_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has been told that it takes too long by then."""
+    monkeypatch.setattr(engine_client, "_LOAD_S", 0.2)
+    async with link_to(tmp_path) as link:
+        with (
+            closing(link.socket(zmq.PULL, "commands")) as commands,
+            closing(link.socket(zmq.PUSH, "events")) as events,
+        ):
+            await eventually(lambda: takes_commands(link.client))
+            with pytest.raises(Unavailable, match="did not answer in time"):
+                await link.client.load_adapter("a", "/a")
+            while not isinstance(
+                command := messages.decode_command(await commands.recv()), LoadAdapter
+            ):
+                pass
+            await events.send(messages.encode(AdapterTable(command.query_id, {"a": "1"})))
+            await eventually(lambda: link.adapters == [{"a": "1"}])
+            loading = asyncio.create_task(link.client.load_adapter("b", "/b"))
+            command = messages.decode_command(await commands.recv())
+            assert isinstance(command, LoadAdapter)
+            await events.send(messages.encode(AdapterTable(command.query_id, {"a": "1", "b": "2"})))
+            await loading
+            assert link.adapters[1:] == [{"a": "1", "b": "2"}]
+
+
+def takes_commands(client: EngineClient) -> bool:
+    """Whether the engine's end is connected."""
+    try:
+        client.reset_caches()
+    except Unavailable:
+        return False
+    return True
