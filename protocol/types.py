@@ -146,6 +146,11 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
     ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
     pooling: PoolingParams | None = None  # what is wanted in place of tokens, None for tokens
 
+    @property
+    def choices(self) -> set[int]:
+        """Indices of those that are to be generated."""
+        return set(self.emitted) or set(range(self.sampling.n))
+
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     token_id: int

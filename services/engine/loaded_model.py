@@ -18,7 +18,7 @@ from services.engine.model.language import LanguageModel
 from services.engine.model.positions import Positions, mrope_positions, text_positions
 from services.engine.model.runner import Runner
 from services.engine.model.text_encoder import EncoderRunner, TextEncoder
-from services.engine.model.warm_up import warm_up
+from services.engine.model.warm_up import warm_up, warm_up_cpu
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.pooler import VectorPooler
 from services.engine.sampling.sampler import Sampler
@@ -61,6 +61,7 @@ def prepared(
         warm_up(model, cache, reserved, longest)
     else:
         compile_ahead(model.dtype)
+        warm_up_cpu(model, cache.layout)
     if capture is None:
         return None
     return DecodeGraphs.recorded(model, cache, capture, reserved, most, longest)

@@ -100,6 +100,9 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     eager = config.enforce_eager or config.pooler is not None
     capture = capture_on(config.device, enforce_eager=eager)
     num_blocks, max_model_len = pool_size(config, model, draft, capture, activations)
+    # Into memory that the pool leaves to them; before anything is open that a bad one would leave.
+    if model.adapters is not None:
+        model.adapters.load_all(config.lora_modules)
     with contextlib.ExitStack() as opened:
         compatibility = kv_compatibility(config, layout)
         kv = shared.connectors.make_kv(compatibility, config.device)
@@ -135,8 +138,6 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         )
         # Nothing has failed: from here on the caller closes what is open.
         opened.pop_all()
-    if model.adapters is not None:
-        model.adapters.load_all(config.lora_modules)
     return LanguagePart(
         core,
         kv,

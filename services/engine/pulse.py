@@ -47,11 +47,13 @@ class StepClock:
         self._sizes.end()
 
     def progress(self) -> Progress:
-        began, now = self._began, self._clock()
+        # The clock last: a whole step may pass between two readings, and no time is negative.
+        began, ended = self._began, self._ended
+        now = self._clock()
         return Progress(
             steps=self._steps,
             step_s=0.0 if began is None else now - began,
-            idle_s=now - self._ended if began is None else 0.0,
+            idle_s=now - ended if began is None else 0.0,
             longest_step_s=self._longest,
             new=began is not None and self._sizes.new,
         )

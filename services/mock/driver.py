@@ -51,7 +51,7 @@ class Driver:
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised.
         """
-        choices = set(request.emitted) or set(range(request.sampling.n))
+        choices = request.choices
         sink = Sink(choices, observe, whole=whole)
         # Before the sink is known: a request that is refused must not take another's with its id.
         self.engine.add(request, local)

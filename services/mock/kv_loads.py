@@ -149,8 +149,9 @@ class CountedLoads:
     def _keep(self) -> None:
         """Renew the leases of what waits for room or is on its way."""
         self._keeping = False
+        # KV that still grows has no lease: the producer's answer, which is awaited, begins it.
         self._actions.extend(
-            KeepKV(load.ref) for load in self._loads.values() if not load.ref.growing
+            KeepKV(load.ref) for load in self._loads.values() if load.fed or not load.ref.growing
         )
         if self._loads:
             self._keep_later()

@@ -3,7 +3,7 @@
 config         flags, environment and file → one frozen configuration; engine_options: a part of it
 engine_link    the engine process: started, talked to, its death noticed
 engine_client  what a worker asks of it
-open_requests  requests that wait for outputs of it
+open_requests  requests that wait for outputs of it; queries: questions that wait for an answer
 app            routes that every worker has, and the application around a role's own routes
 generate       /inference/v1/generate: token-in token-out
 encode         /inference/v1/encode: pictures in, handles out

@@ -47,7 +47,7 @@ def adapting(worker: Worker) -> APIRouter:
         """Unload a LoRA adapter by lora_name; requests that have it go on."""
         wanted = accepted(_UNLOAD.decode, await read_body(request, _MAX_BODY))
         if "language" in worker.role.parts:
-            _tell(worker, await worker.engine.unload_adapter(wanted.lora_name))
+            await worker.engine.unload_adapter(wanted.lora_name)
         return Response(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
 
     async def load_all(request: Request, adapters: Adapters) -> Response:
@@ -64,13 +64,7 @@ async def _load(worker: Worker, name: str, folder: str) -> None:
     if name in worker.frontend.config.names:
         raise InvalidRequest(f"lora_name: '{name}' is the model's own name", param="lora_name")
     if "language" in worker.role.parts:
-        _tell(worker, await worker.engine.load_adapter(name, folder))
-
-
-def _tell(worker: Worker, adapters: dict[str, str]) -> None:
-    """Clients and masters learn of them."""
-    worker.frontend.served.adapters = adapters
-    worker.changes.announce()
+        await worker.engine.load_adapter(name, folder)
 
 
 _LOAD = msgspec.json.Decoder(_Load)

@@ -70,9 +70,7 @@ def service_of(worker: Worker) -> Service:
     return Service(
         models=Models([worker.frontend]),
         run=lambda rendered: _run(worker, rendered),
-        stop_choice=lambda rendered, index: worker.engine.abort(
-            [rendered.generate.request_id], index
-        ),
+        stop_choice=lambda rendered, index: worker.stop_choice(rendered.generate.request_id, index),
         admitted=worker.admitted,
         bodies=worker.bodies,
         texts=worker.texts,

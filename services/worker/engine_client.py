@@ -84,18 +84,17 @@ class EngineClient(EngineLink):
         assert isinstance(answer, messages.Statistics)
         return answer
 
-    async def load_adapter(self, name: str, folder: str) -> dict[str, str]:
-        """Revisions of all LoRA adapters by name, this one among them; `InvalidRequest` says why it
-        cannot be loaded. The engine makes no step meanwhile."""
-        return await self._changed_adapters(lambda n: messages.LoadAdapter(n, name, folder))
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter; `InvalidRequest` says why it cannot be, `Unavailable` that it takes
+        longer, in which case it may still be loaded. The engine makes no step meanwhile."""
+        await self._change_adapters(lambda n: messages.LoadAdapter(n, name, folder))
 
-    async def unload_adapter(self, name: str) -> dict[str, str]:
-        """As `load_adapter`, without this one; `ModelNotFound` if there is none of this name."""
-        return await self._changed_adapters(lambda n: messages.UnloadAdapter(n, name))
+    async def unload_adapter(self, name: str) -> None:
+        """As `load_adapter`; `ModelNotFound` if there is none of this name."""
+        await self._change_adapters(lambda n: messages.UnloadAdapter(n, name))
 
-    async def _changed_adapters(self, command: Callable[[int], messages.Command]) -> dict[str, str]:
+    async def _change_adapters(self, command: Callable[[int], messages.Command]) -> None:
         answer = await self._asked(command, _LOAD_S)
         assert isinstance(answer, messages.AdapterTable)
         if answer.error is not None:
             raise from_info(answer.error)
-        return answer.adapters

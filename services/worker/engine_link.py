@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ from services.engine import messages
 from services.engine.config import EngineConfig
 from services.engine.environment import environment_of
 from services.worker.open_requests import OpenRequests
+from services.worker.queries import Queries
 from services.worker.stall_watch import StallBounds, StallWatch
 
 logger = logging.getLogger(__name__)
@@ -38,37 +38,6 @@ _STOP_S = 10.0
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
 _BOUNDS = StallBounds(silent_s=3.0)
-
-
-class Queries:
-    """Questions to the engine that have one answer each, those that are open, by their numbers."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, asyncio.Future[messages.Answer]] = {}
-        self._ids = itertools.count()
-
-    @contextlib.contextmanager
-    def asking(self) -> Iterator[tuple[int, asyncio.Future[messages.Answer]]]:
-        """(number, answer) of a new one, which is open inside."""
-        query_id = next(self._ids)
-        answer = self._open[query_id] = asyncio.get_running_loop().create_future()
-        try:
-            yield query_id, answer
-        finally:
-            self._open.pop(query_id, None)
-
-    def answer(self, told: messages.Answer) -> None:
-        """To the query that still waits for it."""
-        future = self._open.pop(told.query_id, None)
-        if future is not None and not future.done():
-            future.set_result(told)
-
-    def fail(self, error: TriptychError) -> None:
-        """Nothing is answered any more."""
-        for future in self._open.values():
-            if not future.done():
-                future.set_exception(error)
-        self._open.clear()
 
 
 class EngineLink:
@@ -80,10 +49,12 @@ class EngineLink:
         directory: Path,
         bounds: StallBounds = _BOUNDS,
         changed: Callable[[], None] = lambda: None,
+        adapters_changed: Callable[[dict[str, str]], None] = lambda _: None,
     ) -> None:
         self._process = process
         self._directory = directory
         self._changed = changed
+        self._adapters_changed = adapters_changed
         self._watch_beats = StallWatch(f"ipc://{directory}/beats", bounds, self._stall_changed)
         context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
         # Not asyncio's, so that `_send` knows at once whether the engine takes a command.
@@ -103,9 +74,11 @@ class EngineLink:
         timeout_s: float,
         bounds: StallBounds = _BOUNDS,
         changed: Callable[[], None] = lambda: None,
+        adapters_changed: Callable[[dict[str, str]], None] = lambda _: None,
     ) -> Self:
         """Start an engine and wait until it is ready. `changed` is called when it stalls, and when
-        it goes on.
+        it goes on; `adapters_changed` with the revisions of all LoRA adapters by name, whenever
+        they are others.
 
         Raises the engine's own error if it cannot start, `Unavailable` after `timeout_s`.
         """
@@ -114,7 +87,7 @@ class EngineLink:
             sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
             env=environment_of(os.environ),
         )  # fmt: skip
-        client = cls(process, directory, bounds, changed)
+        client = cls(process, directory, bounds, changed, adapters_changed)
         try:
             await client._open(config, timeout_s)
         except BaseException:
@@ -132,7 +105,7 @@ class EngineLink:
         self._process.stdin.write(line)
         await self._process.stdin.drain()
         work = (self._receive(), self._watch(), self._watch_beats.run())
-        self._tasks = [asyncio.create_task(one) for one in work]
+        self._tasks = [asyncio.create_task(self._supervised(one)) for one in work]
         try:
             async with asyncio.timeout(timeout_s):
                 # Else a timeout would cancel the future, and `_receive` fail where it sets it.
@@ -170,6 +143,15 @@ class EngineLink:
             logger.info("the engine goes on")
         self._changed()
 
+    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+        """If a part of the link fails, all of it does: a worker that goes on without would wait for
+        outputs that are not read, or miss that its engine stalls."""
+        try:
+            await work
+        except Exception as error:
+            logger.exception("the link to the engine failed")
+            self._fail(NotServing(f"the worker's link to its engine failed: {error}"))
+
     async def _receive(self) -> None:
         while True:
             event = messages.decode_event(await self._events.recv())
@@ -177,7 +159,12 @@ class EngineLink:
                 case messages.Outputs(outputs, encoded, stages):
                     self._requests.note(stages)
                     self._requests.hand(outputs, encoded)
-                case messages.Statistics() | messages.AdapterTable():
+                case messages.Statistics():
+                    self._queries.answer(event)
+                case messages.AdapterTable(adapters=adapters, error=error):
+                    # Whether or not the caller still waits: the engine has them either way.
+                    if error is None:
+                        self._adapters_changed(adapters)
                     self._queries.answer(event)
                 case messages.Ready():
                     self._ready.set_result(event)

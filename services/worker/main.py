@@ -83,6 +83,7 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             config.start_timeout,
             StallBounds(config.engine_stall_timeout, config.engine_step_timeout),
             changes.announce,
+            lambda adapters: _adapt(frontend, changes, adapters),
         )
         try:
             metrics = WorkerMetrics(
@@ -119,6 +120,12 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             await frontend.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+
+
+def _adapt(frontend: Frontend, changes: Changes, adapters: dict[str, str]) -> None:
+    """Clients and masters learn of the engine's LoRA adapters."""
+    frontend.served.adapters = adapters
+    changes.announce()
 
 
 def _rtp_door(worker: Worker, access: Access) -> AbstractAsyncContextManager[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -15,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from protocol.histogram import Histogram
-from protocol.types import RequestOutput
+from protocol.types import GenerateRequest, RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
 from services.http.metrics import LightHistogram, add_series, describe_process
@@ -67,6 +69,7 @@ class WorkerMetrics:
         self._aliases = VllmAliases(self.registry, PREFIX, OF_WORKERS, model)
         self._has_aliases = vllm_names
         self._of = (role, model)
+        self._timelines: dict[str, Timeline] = {}  # of requests under way, by their ids
         self._engine = _EngineCollector(role, model)
         self.registry.register(self._engine)
 
@@ -126,9 +129,23 @@ class WorkerMetrics:
             " here.",
         ).labels(*self._of)
 
-    def timeline(self, *, hands_over: bool = False) -> Timeline:
-        """`hands_over`: another worker decodes."""
-        return Timeline(self, hands_over)
+    @contextlib.contextmanager
+    def timed(self, request: GenerateRequest, *, hands_over: bool = False) -> Iterator[Timeline]:
+        """A request is here for as long as the context lasts. `hands_over`: another worker
+        decodes."""
+        name, timeline = request.request_id, Timeline(self, request.choices, hands_over)
+        # One whose id is in use is about to be refused: the other one keeps its place.
+        kept = self._timelines.setdefault(name, timeline)
+        try:
+            yield timeline
+        finally:
+            if kept is timeline:
+                del self._timelines[name]
+
+    def stop_choice(self, request_id: str, index: int) -> None:
+        """A stop string has ended a choice, of which no output will say so."""
+        if (timeline := self._timelines.get(request_id)) is not None:
+            timeline.stop(index)
 
     def error(self, code: str) -> None:
         self.errors.labels(*self._of, code).inc()
@@ -159,9 +176,11 @@ class WorkerMetrics:
 
 @dataclass
 class Timeline:
-    """Times of one request, observed as its outputs pass by."""
+    """Times of one request, observed as its outputs pass by. `left`: choices that have not ended,
+    each of which is counted once."""
 
     metrics: WorkerMetrics
+    left: set[int]
     hands_over: bool = False
     start: float = field(default_factory=time.monotonic)
     last: float | None = None
@@ -174,7 +193,17 @@ class Timeline:
             self.metrics.itl.observe(now - self.last)
         self.last = now
         for output in outputs:
-            if reason := success(output, hands_over=self.hands_over):
-                self.metrics.success(reason)
-                if reason != "handed_over":
-                    self.metrics.e2e.observe(now - self.start)
+            if output.finish_reason is not None and output.index in self.left:
+                self.left.discard(output.index)
+                self._count(success(output, hands_over=self.hands_over), now)
+
+    def stop(self, index: int) -> None:
+        if index in self.left:
+            self.left.discard(index)
+            self._count("stop", time.monotonic())
+
+    def _count(self, reason: str, now: float) -> None:
+        if reason:
+            self.metrics.success(reason)
+            if reason != "handed_over":
+                self.metrics.e2e.observe(now - self.start)

@@ -76,7 +76,7 @@ class OpenRequests:
         """`Unavailable` while another request has the same id: its outputs would come here. It may
         be an earlier attempt, whose caller has left but was not missed yet."""
         _check_unused(request.request_id, self._generating)
-        here = Generating(set(request.emitted) or set(range(request.sampling.n)), record)
+        here = Generating(request.choices, record)
         self._generating[request.request_id] = here
         try:
             yield here

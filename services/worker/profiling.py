@@ -9,10 +9,11 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, Unavailable
 from services.worker.worker import Worker
 
 LONGEST_S = 60.0  # a trace grows in memory until it is stopped
+_AGAIN_S = 1.0
 _FLAG = "--profile-folder"
 
 
@@ -21,7 +22,7 @@ def profiling(worker: Worker) -> APIRouter:
     routes, folder = APIRouter(), worker.config.profile_folder
     if not folder:
         return routes
-    trace = _Trace(worker, Path(folder))
+    trace = Trace(worker, Path(folder))
 
     @routes.post("/start_profile")
     async def start_profile() -> JSONResponse:
@@ -36,7 +37,7 @@ def profiling(worker: Worker) -> APIRouter:
     return routes
 
 
-class _Trace:
+class Trace:
     """The trace under way, and the number of those before it."""
 
     def __init__(self, worker: Worker, folder: Path) -> None:
@@ -57,13 +58,24 @@ class _Trace:
             raise InvalidRequest(f"{_FLAG}: {self._folder} is no folder that can be written to")
         self._count += 1
         self._worker.engine.profile()
-        self._ending = asyncio.get_running_loop().call_later(LONGEST_S, self.stop)
+        self._end_after(LONGEST_S)
         return self._path
 
     def stop(self) -> Path:
         if self._ending is None:
             raise InvalidRequest("no trace is being taken: /start_profile begins one")
+        # First: while the engine stalls it takes no command, and the trace goes on.
+        self._worker.engine.profile(str(self._path))
         self._ending.cancel()
         self._ending = None
-        self._worker.engine.profile(str(self._path))
         return self._path
+
+    def _end_after(self, seconds: float) -> None:
+        self._ending = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        """Its time is over. Tried until the engine takes the command."""
+        try:
+            self.stop()
+        except Unavailable:
+            self._end_after(_AGAIN_S)

@@ -187,8 +187,10 @@ class Worker:
         handed = wants_remote_decode(request.kv_transfer_params)
         if handed:
             request = prompt_of_beams(request)
-        timeline = self.metrics.timeline(hands_over=handed)
-        with self.tasks.task(request.request_id, len(request.token_ids)) as task:
+        with (
+            self.tasks.task(request.request_id, len(request.token_ids)) as task,
+            self.metrics.timed(request, hands_over=handed) as timeline,
+        ):
             async with contextlib.aclosing(self._steps(request, record, handed)) as steps:
                 try:
                     async for outputs in steps:
@@ -196,8 +198,15 @@ class Worker:
                         task.observe(outputs)
                         yield outputs
                 except GeneratorExit:
-                    self.metrics.abort()
-                    raise
+                    # A caller that has every choice need not wait for the end.
+                    if timeline.left:
+                        self.metrics.abort()
+                        raise
+
+    def stop_choice(self, request_id: str, index: int) -> None:
+        """A stop string has ended a choice of a request, with which the engine would go on."""
+        self.metrics.stop_choice(request_id, index)
+        self.engine.abort([request_id], index)
 
     def _steps(
         self, request: GenerateRequest, record: RequestRecord, handed: bool

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import ModelDir
+from tests.integration.test_stalled_engine import call_status, frozen
 from tests.support.stack import call, proxy, running
 from tests.support.waiting import until
 
@@ -37,3 +38,17 @@ def test_workers_trace_their_steps(model_dir: ModelDir, tmp_path: Path) -> None:
         assert told("/stop_profile")[0] == 400 and path.parent == tmp_path
         only = f"/stop_profile?worker={plain.url}"
         assert call(f"{front.url}{only}", {}, headers=KEY)[0] == 404, "no worker that has it"
+
+
+def test_a_trace_outlives_a_stall_of_the_engine(model_dir: ModelDir, tmp_path: Path) -> None:
+    with running(model_dir("qwen3")) as stack:
+        worker = stack.start("services.decode", "--profile-folder", str(tmp_path))
+        worker.wait_ready()
+        status, begun = call(f"{worker.url}/start_profile", {})
+        assert status == 200
+        with frozen(worker):
+            until(lambda: call_status(f"{worker.url}/health") == 503)
+            assert call(f"{worker.url}/stop_profile", {})[0] == 503
+        until(lambda: call_status(f"{worker.url}/health") == 200)
+        assert call(f"{worker.url}/stop_profile", {}) == (200, begun)
+        until(Path(begun["trace"]).exists, worker.log)

@@ -14,7 +14,7 @@ from services.engine.drafting.draft_model import DraftModel
 from services.engine.drafting.prompt_lookup import PromptLookup
 from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
-from services.engine.model.warm_up import warm_up
+from services.engine.model.warm_up import warm_up, warm_up_cpu
 from services.engine.scheduling.seams import Drafter
 
 
@@ -53,6 +53,8 @@ def drafter_of(
     cache = KVCache(layout, pool)
     if config.device != "cpu":
         warm_up(draft, cache, num_blocks, min(config.max_model_len, num_blocks * config.block_size))
+    else:
+        warm_up_cpu(draft, layout)
     return DraftModel(draft, cache, vocabulary)
 
 

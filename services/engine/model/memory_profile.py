@@ -92,8 +92,14 @@ def encode_peak(vision: VisionModel, memory: Memory, patches: int, max_pixels: i
     largest = _picture(vision, patches, max_pixels) if silence is None else silence
     batch = [largest] * max(1, patches // largest.patches)
     memory.begin()
-    # The answers are of no use: a picture's length here is not that of its placeholders.
-    vision.encode(batch)
+    try:
+        # The answers are of no use: a picture's length here is not that of its placeholders.
+        vision.encode_at_once(batch)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a run over {patches} patches of media does not fit into the GPU's memory: lower "
+            "--max-encoder-patches"
+        ) from error
     return memory.peak()
 
 

@@ -169,10 +169,11 @@ class VisionModel:
 
     def encode(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
         """Embeddings of each picture, or why one cannot be used."""
-        return contained(self._run, batch, lambda _, error: [error])
+        return contained(self.encode_at_once, batch, lambda _, error: [error])
 
     @torch.inference_mode()
-    def _run(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
+    def encode_at_once(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
+        """As `encode`, in one run, whose exception is raised."""
         entries = self._encode(self._model, [self._move(p.pixels) for p in batch])
         return [
             _checked(prepared.item, tensors)

@@ -2,7 +2,7 @@
 
 Triton compiles a kernel for each of its variants: with and without splits of the context, for
 prompts beside single tokens, with media spans. Each is run once before the engine is ready. On a
-GPU only.
+CPU a kernel is compiled for a size of KV blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protocol.refs import KVLayout
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.kv_cache import KVCache
+from services.engine.attention.kv_cache import KVCache, block_elements, pool_dtype
 from services.engine.attention.triton_plan import SplitPlan
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_upload import upload
@@ -40,6 +41,13 @@ def warm_up(model: LanguageModel, cache: KVCache, reserved: int, longest: int) -
     device = torch.device(model.device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def warm_up_cpu(model: LanguageModel, layout: KVLayout) -> None:
+    """Run a single token through a block of its own; `layout` is that of the pool's blocks."""
+    pool = torch.zeros(1, block_elements(layout), dtype=pool_dtype(layout))
+    run_step(model, KVCache(layout, pool), 0, WarmStep([1], [1]))
 
 
 def warm_steps(longest: int, *, spans: bool) -> Iterator[WarmStep]:

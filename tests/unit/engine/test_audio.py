@@ -174,8 +174,10 @@ def test_as_much_audio_as_a_run_takes_is_measured(
 ) -> None:
     vision = VisionModel(model, torch.float32, "cpu", 1 << 24, readers=READERS)
     runs: list[int] = []
-    encode = vision.encode
-    monkeypatch.setattr(vision, "encode", lambda batch: (runs.append(len(batch)), encode(batch)))
+    encode = vision.encode_at_once
+    monkeypatch.setattr(
+        vision, "encode_at_once", lambda batch: (runs.append(len(batch)), encode(batch))
+    )
     assert encode_peak(vision, _Memory(), 350, 1 << 24) == 5
     assert encode_peak(vision, _Memory(), 50, 1 << 24) == 5
     assert runs == [3, 1]

@@ -107,15 +107,32 @@ def test_a_picture_of_a_whole_run_is_measured(
 ) -> None:
     vision = VisionModel(model_dir("qwen2_5_vl"), torch.float32, "cpu", 1 << 30)
     runs: list[list[int]] = []
-    encode = vision.encode
+    encode = vision.encode_at_once
     monkeypatch.setattr(
         vision,
-        "encode",
+        "encode_at_once",
         lambda batch: (runs.append([one.patches for one in batch]), encode(batch))[1],
     )
     assert encode_peak(vision, Counted(5), 256, 1 << 30) == 5
     assert encode_peak(vision, Counted(6), 256, 64 * 14 * 14) == 6
     assert runs == [[256], [64] * 4], "several, where none may be so large"
+
+
+def test_pictures_that_do_not_fit_name_the_flag(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of them would: what the allocator refuses is the whole run."""
+    vision = VisionModel(model_dir("qwen2_5_vl"), torch.float32, "cpu", 1 << 30)
+    encode = vision._encode
+
+    def short_of_memory(model: Any, batch: list[Any]) -> Any:
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encode(model, batch)
+
+    monkeypatch.setattr(vision, "_encode", short_of_memory)
+    with pytest.raises(ConfigError, match="--max-encoder-patches"):
+        encode_peak(vision, Counted(6), 256, 64 * 14 * 14)
 
 
 def test_both_parts_leave_each_other_room(

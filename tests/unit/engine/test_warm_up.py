@@ -7,8 +7,10 @@ import torch
 
 from services.engine import loaded_model
 from services.engine.attention import paged
+from services.engine.attention.cpu_decode import CpuAttention
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
+from services.engine.model import fused_layers
 from services.engine.model import runner as runner_module
 from services.engine.model import warm_up as warm_up_module
 from services.engine.model.runner import Runner
@@ -123,3 +125,20 @@ def test_a_cpu_warms_nothing_up(model_dir: ModelDir, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loaded_model, "warm_up", lambda *given: asked.append(given))
     engine(model_dir("qwen3"))
     assert asked == []
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_single_tokens_compile_nothing_on_a_cpu(
+    block_size: int, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel is compiled for the size of blocks."""
+    backend = CpuAttention()
+    for module in (paged, fused_layers):
+        monkeypatch.setattr(module, "backend_for", lambda _: backend)
+    path = model_dir("qwen3")
+    worker = engine(path, dtype="bfloat16", num_blocks=64, block_size=block_size)
+    compiled = set(backend._kernels)
+    assert block_size in {shape.block for shape in compiled}
+    run(worker, [request_of(path, asking("Hello"), "r", max_tokens=4, ignore_eos=True)])
+    assert set(backend._kernels) == compiled
+    worker.close()

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.histogram import Histogram
-from protocol.types import RequestOutput
+from protocol.types import GenerateRequest, RequestOutput, SamplingParams
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics
 from services.engine.messages import Statistics
@@ -36,9 +36,11 @@ def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def test_a_workers_metrics_have_vllms_names_and_labels() -> None:
     metrics = WorkerMetrics("decode", "m", vllm_names=True)
-    metrics.timeline().observe([RequestOutput("a", token_ids=[1], finish_reason="stop")])
+    with metrics.timed(GenerateRequest("a", [1], SamplingParams())) as line:
+        line.observe([RequestOutput("a", token_ids=[1], finish_reason="stop")])
     handed = RequestOutput("b", token_ids=[1], finish_reason="length")
-    metrics.timeline(hands_over=True).observe([handed])
+    with metrics.timed(GenerateRequest("b", [1], SamplingParams()), hands_over=True) as line:
+        line.observe([handed])
     gauges = {"num_requests_running": 3.0, "kv_cache_usage_perc": 0.5}
     histograms = dict.fromkeys(ENGINE_HISTOGRAMS, Histogram.of((1.0,)))
     snapshot = Statistics(1, gauges, {"prompt_tokens": 7.0}, histograms=histograms)

@@ -141,12 +141,18 @@ def test_an_expired_lease_costs_a_computation_and_nothing_else() -> None:
     run.check()
 
 
-def test_kv_that_waits_for_room_keeps_its_lease() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_kv_that_waits_for_room_keeps_its_lease(ahead: bool) -> None:
     run, prefill, decode = pair(lease_s=2.0, max_num_seqs=1)
     run.fleet.add(decode, asked("busy", [1], 1000))
     request = asked("r", PROMPT, 6)
-    handle = prefilled(run, prefill, request)
-    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    if ahead:  # placed before its KV is computed
+        handle = kv_ref(prefill.settings).to_params() | {"remote_request_id": "r"}
+        run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+        prefilled(run, prefill, request)
+    else:
+        handle = prefilled(run, prefill, request)
+        run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
     run.clock.run()
     assert run.times("r")[1] > 10.0 and decode.core.transfers.fetched == 1
     run.check()

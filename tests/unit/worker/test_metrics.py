@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.meter import BUCKETS_S, Meter, TransferStats
-from protocol.types import FinishReason, RequestOutput
+from protocol.types import FinishReason, GenerateRequest, RequestOutput, SamplingParams
 from services.engine.messages import Query, Statistics, decode_event, encode
 from services.engine.reports import answer, histograms_of
 from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES, ENGINE_HISTOGRAMS
@@ -55,7 +55,8 @@ def test_a_request_succeeds_where_it_ends_and_an_error_is_no_success(
     reason: FinishReason, hands_over: bool, shown: str
 ) -> None:
     metrics = WorkerMetrics("prefill", "m")
-    metrics.timeline(hands_over=hands_over).observe([RequestOutput("r", 0, [1], None, reason)])
+    with metrics.timed(GenerateRequest("r", [1], SamplingParams()), hands_over=hands_over) as line:
+        line.observe([RequestOutput("r", 0, [1], None, reason)])
     text = metrics.render(None).decode()
     counted = [line for line in text.splitlines() if line.startswith("triptych:request_success_t")]
     labels = f'{{finished_reason="{shown}",model="m",role="prefill"}}'
@@ -66,7 +67,8 @@ def test_a_request_succeeds_where_it_ends_and_an_error_is_no_success(
 
 def test_all_that_a_worker_counts_says_its_role_and_model() -> None:
     metrics = WorkerMetrics("decode", "m")
-    metrics.timeline().observe([RequestOutput("r", 0, [1], None, "stop")])
+    with metrics.timed(GenerateRequest("r", [1], SamplingParams())) as line:
+        line.observe([RequestOutput("r", 0, [1], None, "stop")])
     metrics.error("overloaded")
     moved = TransferStats("kv", "shm", buckets=[0] * (len(BUCKETS_S) + 1))
     snapshot = Statistics(1, {"kv_blocks_free": 3.0}, {"steps": 2.0}, [moved])

@@ -112,3 +112,23 @@ def test_progress_says_how_many_steps_since_when_and_how_long() -> None:
     engine.steps.begin()
     engine.now += 0.5
     assert (engine.steps.progress().step_s, engine.steps.progress().idle_s) == (0.5, 0.0)
+
+
+def test_a_step_that_passes_while_progress_is_read_makes_no_time_negative() -> None:
+    now, passing = 5.0, True
+
+    def clock() -> float:
+        nonlocal now, passing
+        read = now
+        if reading and passing:
+            passing = False
+            steps.begin()
+            now += 1.0
+            steps.end()
+        return read
+
+    reading = False
+    steps = StepClock(clock=clock)
+    reading = True
+    seen = steps.progress()
+    assert (seen.steps, seen.step_s, seen.idle_s) == (1, 0.0, 0.0)

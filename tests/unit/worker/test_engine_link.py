@@ -1,0 +1,107 @@
+"""The worker's link to its engine, whose part a test plays."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from protocol.errors import NotServing, Unavailable
+from services.engine import messages
+from services.engine.config import EngineConfig
+from services.engine.messages import AdapterTable, LoadAdapter
+from services.worker import engine_client
+from services.worker.engine_client import EngineClient
+from tests.support.waiting import eventually
+
+CONFIG = EngineConfig(model_dir="m", model="m", revision="r", parts=("language",))
+BOUND_S = 60.0
+SILENT = "import sys; sys.stdin.read()"
+
+
+class Link:
+    """A link that is open. `opening` ends with it, as no engine says that it is ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self.adapters: list[dict[str, str]] = []
+        self.client = EngineClient(process, folder, adapters_changed=self.adapters.append)
+        self.opening = asyncio.create_task(self.client._open(CONFIG, BOUND_S))
+        self._folder = folder
+
+    def socket(self, kind: int, name: str) -> Any:
+        """The engine's end of one of its sockets."""
+        socket = zmq.asyncio.Context.instance().socket(kind)
+        socket.linger = 0
+        socket.connect(f"ipc://{self._folder}/{name}")
+        return socket
+
+
+@asynccontextmanager
+async def link_to(folder: Path) -> AsyncIterator[Link]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SILENT, stdin=subprocess.PIPE
+    )
+    link = Link(process, folder)
+    try:
+        yield link
+    finally:
+        process.kill()
+        await process.wait()
+        await link.client.close()
+        link.opening.cancel()
+        await asyncio.gather(link.opening, return_exceptions=True)
+
+
+@pytest.mark.parametrize("name", ["beats", "events"])
+async def test_a_part_of_the_link_that_fails_ends_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else stalls would go unnoticed, or requests wait for ever."""
+    async with link_to(tmp_path) as link:
+        with closing(link.socket(zmq.PUSH, name)) as engine:
+            await engine.send(b"\xc1")  # no MessagePack
+            with pytest.raises(NotServing, match="link to its engine failed"):
+                await link.opening
+        assert link.client.dead.is_set() and "the link to the engine failed" in caplog.text
+
+
+async def test_adapters_that_come_late_are_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has been told that it takes too long by then."""
+    monkeypatch.setattr(engine_client, "_LOAD_S", 0.2)
+    async with link_to(tmp_path) as link:
+        with (
+            closing(link.socket(zmq.PULL, "commands")) as commands,
+            closing(link.socket(zmq.PUSH, "events")) as events,
+        ):
+            await eventually(lambda: takes_commands(link.client))
+            with pytest.raises(Unavailable, match="did not answer in time"):
+                await link.client.load_adapter("a", "/a")
+            while not isinstance(
+                command := messages.decode_command(await commands.recv()), LoadAdapter
+            ):
+                pass
+            await events.send(messages.encode(AdapterTable(command.query_id, {"a": "1"})))
+            await eventually(lambda: link.adapters == [{"a": "1"}])
+            loading = asyncio.create_task(link.client.load_adapter("b", "/b"))
+            command = messages.decode_command(await commands.recv())
+            assert isinstance(command, LoadAdapter)
+            await events.send(messages.encode(AdapterTable(command.query_id, {"a": "1", "b": "2"})))
+            await loading
+            assert link.adapters[1:] == [{"a": "1", "b": "2"}]
+
+
+def takes_commands(client: EngineClient) -> bool:
+    """Whether the engine's end is connected."""
+    try:
+        client.reset_caches()
+    except Unavailable:
+        return False
+    return True
