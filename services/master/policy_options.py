@@ -197,10 +197,10 @@ class EstimateOptions:
         minimum=0,
     )
     encode_ms_per_token: float = milliseconds(
-        0.5, "Time per token of an encode worker that has not measured itself."
+        0.5, "Time per token of encode workers while none has measured itself."
     )
     prefill_ms_per_token: float = milliseconds(
-        0.2, "Time per token of a prefill worker that has not measured itself."
+        0.2, "Time per token of prefill workers while none has measured itself."
     )
     decode_ms_per_step: float = milliseconds(
         20.0, "Time per step of a decode worker that has not measured itself."
