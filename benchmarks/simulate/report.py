@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ policy has the same workers, tells the same loads (each {heartbeat:g} s), hears 
 **Sustained goodput** is the highest offered load at which {good:.0%} of requests are within both
 objectives: first token within {ttft:g}× what it takes on an idle fleet with empty caches (that of
 the mean request if the request's own is less), time per output token within {tpot:g}×. ± is half of
-the 95 % confidence interval over seeds. The other columns are of one run at a common load, that
+the 95 % confidence interval over seeds. Seeds differ more than policies do, so the interval of a
+ratio is of pairs, both on one seed. The other columns are of one run at a common load, that
 which the best peer sustains; E, P and D are the shares of the time that these workers computed.
 
 Peers, from their sources: `kv` is Dynamo's KV router (1.4 to 1.6), with its prefill router, which
@@ -75,8 +77,7 @@ def _section(result: CaseResult) -> str:
         f"\n## {result.case.name}\n",
         f"{result.case.shapes[0].total} workers; common load {result.pace:.3g} requests/s, "
         f"measured for at least {lifetimes:.0f} lifetimes. Ours to the best peer: "
-        f"**{result.ratio(told=True):.2f}** told of the objectives, "
-        f"**{result.ratio(told=False):.2f}** not.\n",
+        f"{_ratio(result, told=True)} told of the objectives, {_ratio(result, told=False)} not.\n",
         "| policy | fleet | sustained goodput, requests/s | in both objectives "
         "| TTFT p50 / p99, ms | TPOT p50 / p99, ms | KV hits | EC hits | E / P / D busy |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -88,6 +89,21 @@ def _section(result: CaseResult) -> str:
         *(_curve(name, points) for name, points in result.curves.items()),
     ]
     return "\n".join(text)
+
+
+def _ratio(result: CaseResult, *, told: bool) -> str:
+    low, high = pair_interval(result, told=told)
+    return f"**{result.ratio(told=told):.2f}** ({low:.2f} to {high:.2f})"
+
+
+def pair_interval(result: CaseResult, *, told: bool) -> tuple[float, float]:
+    """The 95 % confidence interval of `ratio`, by the ratios on each seed; of one seed a point."""
+    ours = result.ours(told=told)
+    if ours is None:
+        return math.nan, math.nan
+    pairs = np.log(ours.sustained) - np.log(result.best_peer.sustained)
+    mean, half = float(np.mean(pairs)), half_interval(pairs.tolist())
+    return math.exp(mean - half), math.exp(mean + half)
 
 
 def _line(line: ContenderResult) -> str:

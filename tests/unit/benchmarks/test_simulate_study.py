@@ -194,6 +194,19 @@ def test_rows_hold_against_the_best_peer(ours: float, holds: bool) -> None:
     assert (overload.ours, overload.peer, overload.holds) == (14.0, 10.0, True)
 
 
+def test_a_ratio_that_is_the_same_on_every_seed_is_certain() -> None:
+    """However much seeds differ."""
+    lines = [
+        ContenderResult(Contender(OURS, ONE, kind="told", tells=True), (8.0, 16.0, 2.0), OUTCOME),
+        ContenderResult(Contender("kv", ONE), (4.0, 8.0, 1.0), OUTCOME),
+    ]
+    found = replace(result(9.0, 10.0), lines=tuple(lines))
+    assert report.pair_interval(found, told=True) == pytest.approx((2.0, 2.0))
+    doubtful = replace(lines[0], sustained=(8.0, 24.0, 2.0))
+    low, high = report.pair_interval(replace(found, lines=(doubtful, lines[1])), told=True)
+    assert low < 2.0 < found.ratio(told=True) * 1.1 < high
+
+
 def test_a_lost_trace_stays_in_the_table() -> None:
     text = report.markdown([result(9.0, 10.0)], calibrated(), 1, [11, 12], 40, 1.0)
     rows: list[Any] = [x for x in text.splitlines() if x.startswith("| sustained goodput, pic")]
