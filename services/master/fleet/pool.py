@@ -13,6 +13,7 @@ from services.master.fleet.columns import Floats
 from services.master.fleet.worker_rows import WorkerRows
 
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
+_TOLD = ("encode", "prefill")  # kinds of workers whose every call's end is told by proxies
 _CARRIED = (
     "busy_until", "others_until", "send_until", "requests", "queued_tokens", "context_tokens",
     "free_blocks", "total_blocks",
@@ -88,11 +89,8 @@ class Pool(WorkerRows):
         return new
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
-        """A worker's own view, plus what was placed there and cannot be in it yet.
-
-        It has the requests that were placed there and have not ended, if not more: some may be too
-        late for the report, and some that are not in it any more will only be told of as ended.
-        """
+        """A worker's own view, plus what was placed there and cannot be in it yet. It has what was
+        placed and has not ended, if not more: ends may only be told later."""
         self._tell(row, load.rates)
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
@@ -116,8 +114,17 @@ class Pool(WorkerRows):
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
         self.requests[row] = max(here, len(kept))
+        # It tells neither, so charges that nobody will report as ended would count for good.
+        self.queued_tokens[row] = sum(c.tokens for c in kept if not c.computed)
+        self.context_tokens[row] = sum(c.context for c in kept)
         if not here and not kept:
             self.busy_until[row] = now_ms
+        elif not load.queued and self.kind not in _TOLD:
+            # An engine takes in no prompt that its next step has no room for: where none waits,
+            # little more than one is left of those that it has.
+            taken = max((c.work_ms for c in kept if c.shown and not c.computed), default=0.0)
+            coming = sum(c.work_ms for c in kept if not (c.shown or c.computed))
+            self.busy_until[row] = min(self.busy_until[row], now_ms + taken + coming)
         if load.total_blocks:
             self.total_blocks[row] = load.total_blocks
             self.least_free[row] = self._least_free(load.total_blocks)
@@ -134,7 +141,6 @@ class Pool(WorkerRows):
             charge.shown = charge.visible_at <= now_ms
         lost, since = sum(c.shown for c in kept) - here, self._short_since[row]
         if lost > 0 and now_ms - since > _PATIENCE_MS:
-            # In the order of placement, so the first are the oldest.
             for charge in [c for c in kept if c.shown][:lost]:
                 charge.open = False
             lost = 0
@@ -144,11 +150,8 @@ class Pool(WorkerRows):
         return kept
 
     def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
-        """ms of work in a report, and how much of it is not of `seen`, the charges it covers.
-
-        A worker reports the whole prompt of a request that waits, also what its cache will save;
-        what was placed from here is known to take no longer than it was charged for.
-        """
+        """ms of work in a report, and how much of it is not of `seen`, the charges it covers: these
+        take no longer than charged, though whole prompts are reported, with what caches save."""
         reported = load.queued_tokens * float(self.token_ms[row])
         reported += load.queued * float(self.base_ms[row])
         here = load.queued + load.running
@@ -216,17 +219,17 @@ class Pool(WorkerRows):
         # All that was reckoned of an idle worker is void: small errors do not add up over a day.
         if cells.requests[row] == 0.0:
             cells.busy_until[row] = now_ms
-        elif not done:
+        elif not done and not charge.computed:
             cells.busy_until[row] = max(now_ms, cells.busy_until[row] - charge.work_ms)
         # Its work took more or less than foreseen: what is left is reckoned anew. Not where charges
         # last until decode ends: most of their work is done by then, and would count again.
-        elif self.kind in ("encode", "prefill"):
+        elif self.kind in _TOLD:
             cells.busy_until[row] = self._busy_with_rest(row, now_ms)
 
-    def prompt_computed(self, charge: Charge, now_ms: float) -> None:
-        """The prompt of a request has been computed, which goes on to decode there. So have been
-        those that were placed there before it, as nobody may tell: engines take prompts in their
-        order, but for those that wait for embeddings."""
+    def prompt_computed(self, charge: Charge, now_ms: float, *, ended: bool) -> None:
+        """The prompt of a request has been computed, which goes on to decode there, or has `ended`
+        by now. So have been those that were placed there before it, as nobody may tell: engines
+        take prompts in their order, but for those that wait for embeddings."""
         if not charge.live or charge.computed:
             return
         row, cells = charge.row, self.cells
@@ -236,7 +239,9 @@ class Pool(WorkerRows):
                 cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - one.tokens)
             if one is charge:
                 break
-        cells.busy_until[row] = self._busy_with_rest(row, now_ms)
+        rest = self._busy_with_rest(row, now_ms)
+        # At a request's end later prompts may have been computed as well: it cannot be more.
+        cells.busy_until[row] = min(rest, cells.busy_until[row]) if ended else rest
 
     def _busy_with_rest(self, row: int, now_ms: float) -> float:
         """Until when, if all that was placed there and has not been computed takes as long as it

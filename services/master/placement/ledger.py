@@ -59,12 +59,12 @@ class Ledger:
             for mm_hash in report.mm_hashes or list(held.encodes):
                 _end_encode(held, mm_hash, now_ms, ok=report.done)
         elif report.stage == "prefill":
-            if report.done and held.decode is not None and held.computes is held.decode:
-                held.decode.pool.prompt_computed(held.decode, now_ms)
+            _prompt_computed(held, report, now_ms)
             _end_prefill(held, now_ms, done=report.done)
             if report.done:
                 decode_begins(held, now_ms)
         else:
+            _prompt_computed(held, report, now_ms)
             self.release(report.request_id, now_ms, done=report.done)
         return workers
 
@@ -104,6 +104,13 @@ def _workers(held: Reservation, report: Finished) -> list[str]:
     if report.stage == "request":
         charges.append(held.decode)
     return [charge.pool.ids[charge.row] for charge in charges if charge and charge.live]
+
+
+def _prompt_computed(held: Reservation, report: Finished, now_ms: float) -> None:
+    """Where it decodes. Of an answer that is not streamed only the end tells."""
+    charge = held.decode
+    if report.done and charge is not None and held.computes is charge:
+        charge.pool.prompt_computed(charge, now_ms, ended=report.stage == "request")
 
 
 def give_back(held: Reservation, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
