@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.model_list import OwnNames
 from proxy.relay.passed_routes import PassedRoute
 from proxy.relay.request import for_worker, named_id
+from proxy.relay.stored_responses import is_stored, previous_of
 from proxy.request_state import Caller, RequestState
 from services.http.browsers import is_form, not_form
 from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of
@@ -36,6 +38,8 @@ class PassedRequest(RequestState):
     path: str = ""  # the worker's own, with the query, where it is not the route's
     only: Instance | None = None  # the worker that must answer; None: any that has the route
     once: bool = False  # it is not tried again
+    previous: str = ""  # the stored response that it goes on from
+    stored: bool = False  # whether its response is kept for later ones
     worker: Instance | None = None  # the one that was asked last
 
     @property
@@ -96,6 +100,8 @@ class PassedRequests:
             passed.headers["x-request-id"] = name.decode()
         self._names.rename(read)
         passed.headers["content-type"] = JSON
+        if passed.route.path == RESPONSES_PATH:
+            passed.previous, passed.stored = previous_of(read.fields), is_stored(read.fields)
         passed.priority = read.priority(self._min_priority)
         passed.body = b"".join(read.bare)
         passed.model, passed.stream = read.model, read.stream

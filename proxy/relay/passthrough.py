@@ -15,14 +15,13 @@ from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.pooling import POOLING_PATHS, PoolingParams, check_task
-from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.forwarder import Forwarder
 from proxy.relay.lacking import HolderLacksRoute, NoRoute
 from proxy.relay.passed_request import PassedRequest, PassedRequests
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
-from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
+from proxy.relay.stored_responses import StoredResponses
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
 from services.frontend.anthropic.answer import message_error
@@ -54,9 +53,9 @@ class Passing:
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
             passed = self._requests.read(route, request, body, deadline)
-            if route.path == RESPONSES_PATH and (previous := previous_of(body)):
+            if passed.previous:
                 self._check_alone("previous_response_id")
-                passed.only = self._having(previous, passed.caller.tenant)
+                passed.only = self._having(passed.previous, passed.caller.tenant)
             try:
                 return await self._answer(request, passed, deadline)
             except Refused as refused:
@@ -152,8 +151,7 @@ class Passing:
         """Raises `Refused` with what a worker has said."""
         route, answers = passed.route, self._forwarder.run(passed)
         first = await while_connected(request, anext(answers), deadline)
-        kept = route.path == RESPONSES_PATH and first.status == 200 and is_stored(passed.body)
-        if kept and passed.worker is not None:
+        if passed.stored and first.status == 200 and passed.worker is not None:
             tenant = passed.caller.tenant
             self._stored.note(first.body, passed.worker, tenant, streamed=first.is_stream)
         if first.is_stream and first.status == 200:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from protocol.errors import InvalidRequest
 from proxy.fleet.worker import Instance
 
 _MOST = 65536  # responses that are remembered: 15 MB
 _LONGEST = 128
+_PREVIOUS = "previous_response_id"
 # In the first event of a stream, `response.created`, no other id comes before.
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,123})"')
 
 
 class _Named(msgspec.Struct):
-    """An answer, or a request that goes on from one."""
+    """A whole answer."""
 
     id: str = ""
-    previous_response_id: str | None = None
-    store: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class StoredResponses:
     def note(self, answer: bytes, worker: Instance, tenant: str, *, streamed: bool) -> None:
         """A worker has answered with a response: the whole of it, or a stream's first events. A
         client may choose the id of its response; another client's stays that one's."""
-        name = _first_id(answer) if streamed else _named(answer).id
+        name = _first_id(answer) if streamed else _id_of(answer)
         if not name or len(name) > _LONGEST:
             return
         held = self._held.get(name)
@@ -71,21 +73,25 @@ class StoredResponses:
         self._held.pop(name, None)
 
 
-def previous_of(body: bytes) -> str:
-    """The response that a request goes on from, "" if none."""
-    return _named(body).previous_response_id or ""
+def previous_of(fields: Mapping[str, Any]) -> str:
+    """The response that a request goes on from, "" if none. `InvalidRequest` if it is no string:
+    what a worker would make of it, nobody here could judge."""
+    given = fields.get(_PREVIOUS)
+    if given is not None and not isinstance(given, str):
+        raise InvalidRequest(f"{_PREVIOUS} must be a string", param=_PREVIOUS, code="invalid_type")
+    return given or ""
 
 
-def is_stored(body: bytes) -> bool:
+def is_stored(fields: Mapping[str, Any]) -> bool:
     """Whether a request's response is kept for later ones."""
-    return _named(body).store is not False
+    return fields.get("store") is not False
 
 
-def _named(data: bytes) -> _Named:
+def _id_of(answer: bytes) -> str:
     try:
-        return msgspec.json.decode(data, type=_Named)
+        return msgspec.json.decode(answer, type=_Named).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Named()
+        return ""
 
 
 def _first_id(events: bytes) -> str:

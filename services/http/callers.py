@@ -65,5 +65,9 @@ def _tenant(headers: Mapping[str, str]) -> str:
 
 def tenant_of(key: bytes) -> str:
     """The tenant that a key names, or the header that it stands in; "" of none."""
+    # However the header is written by which the key is let in (`ApiKeys.refusal`): a client must
+    # not be several tenants by its spelling.
+    scheme, _, rest = key.strip().partition(b" ")
+    key = rest.strip() if scheme.lower() == b"bearer" else key.strip()
     # A digest: keys must not stand in logs, nor travel to the master.
     return blake3(key).hexdigest()[:16] if key else ""

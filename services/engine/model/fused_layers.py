@@ -206,7 +206,15 @@ def _suits(layer: Any) -> bool:
         and not any(True for _ in attention.parameters(recurse=False))
         and getattr(attention, "attn_logit_softcapping", None) is None
         and attention.head_dim % 2 == 0
+        and not _scales_by_position(attention)
     )
+
+
+def _scales_by_position(attention: Any) -> bool:
+    """Whether queries are multiplied by a factor that grows with their position, as Ministral 3's
+    are: it is 1 for so long (16,384 tokens) that no trial at the start would show it."""
+    rotary = getattr(getattr(attention, "config", None), "rope_parameters", None) or {}
+    return "llama_4_scaling_beta" in rotary
 
 
 def _names(module: nn.Module) -> set[str]:

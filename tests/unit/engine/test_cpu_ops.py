@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, Ministral3Config, MistralConfig, PretrainedConfig
 
 from services.engine.attention import numba_runtime
 from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.model import cpu_ops as cpu_ops_module
 from services.engine.model.cpu_ops import CpuOps
-from services.engine.model.fused_layers import ops_for
+from services.engine.model.fused_layers import FusedLayers, ops_for
 from services.engine.model.language import LanguageModel
 from tests.conftest import ModelDir
 from tests.support.conversations import asking
@@ -182,3 +183,17 @@ def test_a_numba_that_does_not_run_is_not_used(
     with caplog.at_level(logging.WARNING):
         assert numba_runtime.team.__wrapped__() is None
     assert "no locator" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "count"), [(MistralConfig, 2), (Ministral3Config, 0)], ids=["mistral", "ministral3"]
+)
+def test_layers_whose_queries_are_scaled_by_position_stay_their_own(
+    config: type[PretrainedConfig], count: int, ops: CpuOps
+) -> None:
+    """No trial of a few tokens would show it: the factor is 1 for 16,384 of them."""
+    made = config(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, vocab_size=64,
+    )  # fmt: skip
+    assert len(FusedLayers(AutoModelForCausalLM.from_config(made), ops)) == count

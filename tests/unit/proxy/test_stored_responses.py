@@ -1,5 +1,8 @@
 """Which worker has a response."""
 
+import pytest
+
+from protocol.errors import InvalidRequest
 from proxy.fleet.worker import Breaker, Instance
 from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 
@@ -39,8 +42,8 @@ def test_a_response_of_the_same_id_does_not_take_anothers_place() -> None:
 
 
 def test_which_responses_are_stored() -> None:
-    assert is_stored(b"{}") and is_stored(b'{"store": null}') and is_stored(b'{"store": true}')
-    assert not is_stored(b'{"store": false}')
+    assert is_stored({}) and is_stored({"store": None}) and is_stored({"store": True})
+    assert not is_stored({"store": False})
 
 
 def test_what_is_no_response_is_not_noted() -> None:
@@ -52,5 +55,13 @@ def test_what_is_no_response_is_not_noted() -> None:
 
 
 def test_the_response_before() -> None:
-    assert previous_of(b'{"previous_response_id": "resp_a"}') == "resp_a"
-    assert previous_of(b'{"previous_response_id": null}') == previous_of(b"[") == ""
+    """Whatever else is in the request, of whatever type."""
+    assert previous_of({"previous_response_id": "resp_a", "id": 5, "store": "no"}) == "resp_a"
+    assert previous_of({"previous_response_id": None}) == previous_of({}) == ""
+
+
+@pytest.mark.parametrize("given", [5, ["resp_a"], {"id": "resp_a"}, False])
+def test_a_response_before_that_is_no_string_is_refused(given: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        previous_of({"previous_response_id": given})
+    assert refused.value.param == "previous_response_id"
