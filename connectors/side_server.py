@@ -91,8 +91,8 @@ class SideServer:
 
     def introduce(self, consumer: Sender, region: str) -> None:
         """A consumer has proved to be a fitting peer for a region."""
-        # A ROUTER gives each connection an identity of its own: a consumer that connects again
-        # is a stranger until its next Hello.
+        # A ROUTER socket assigns a new identity to each connection: a consumer that reconnects has
+        # to send Hello again.
         self._introduced.setdefault(consumer.identity, set()).add(region)
         self._introduced.move_to_end(consumer.identity)
         if len(self._introduced) > _MAX_INTRODUCED:

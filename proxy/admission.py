@@ -205,7 +205,7 @@ class Admission:
         now_ms = self._clock() * 1e3
         while self._queue.count and self._has_room():
             waiting = self._queue.in_order()
-            # One whose tenant is over its share does not hold up those behind it.
+            # A request whose tenant has used its share does not block the requests behind it.
             ticket = next((one for one in waiting if self._allows(one.tenant, now_ms)), None)
             if ticket is None:
                 return

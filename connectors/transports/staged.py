@@ -17,7 +17,7 @@ import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.composite_transfer import CompositeTransfer, Copy
-from connectors.transports.staged_region import Piece, StagedRegion, Vacated
+from connectors.transports.staged_region import Piece, Released, StagedRegion
 from protocol.errors import ConfigError, TransferError
 
 
@@ -86,10 +86,10 @@ class StagedTransport(Transport):
         if ours is None:
             return
         ours.mark(ranges, False)
-        ours.leave(ranges, 1)
+        ours.count_release(ranges, 1)
 
         def over() -> None:
-            ours.leave(ranges, -1)
+            ours.count_release(ranges, -1)
             self._discard(region, ranges)
 
         # Not before the copies that were asked for earlier, and may be given up, are over.
@@ -114,7 +114,7 @@ class StagedTransport(Transport):
         # what is read, and the discard that follows it would take that away.
         transfer = self._begin(
             CompositeTransfer(
-                Vacated(ours, pieces),
+                Released(ours, pieces),
                 [begin, lambda: self._copy(ours.mirror, ours.memory, pieces)],
                 over=lambda: self._discard(region, pieces),
             )

@@ -17,14 +17,14 @@ Piece = tuple[int, int]
 
 @dataclass
 class StagedRegion:
-    """`offered` [granules]: which of them peers may read. `leaving` [granules]: how many releases
-    of each are under way: until they are over, copies into the mirror may be, too."""
+    """`offered` [granules]: which of them peers may read. `releasing` [granules]: how many
+    releases of each are in progress; until they end, a copy may still write to the mirror."""
 
     memory: torch.Tensor
     mirror: torch.Tensor
     granule: int
     offered: npt.NDArray[np.bool_]
-    leaving: npt.NDArray[np.int32]
+    releasing: npt.NDArray[np.int32]
 
     def _granules(self, offset: int, size: int) -> slice:
         return slice(offset // self.granule, -(-(offset + size) // self.granule))
@@ -33,14 +33,14 @@ class StagedRegion:
         for piece in pieces:
             self.offered[self._granules(*piece)] = offered
 
-    def leave(self, pieces: Sequence[Piece], change: int) -> None:
-        """A release of these begins (1) or is over (-1)."""
+    def count_release(self, pieces: Sequence[Piece], change: int) -> None:
+        """Count a release of these pieces that starts (`change` 1) or ends (-1)."""
         for piece in pieces:
-            self.leaving[self._granules(*piece)] += change
+            self.releasing[self._granules(*piece)] += change
 
-    def vacated(self, pieces: Sequence[Piece]) -> bool:
-        """Whether every release of these is over."""
-        return not any(self.leaving[self._granules(*piece)].any() for piece in pieces)
+    def released(self, pieces: Sequence[Piece]) -> bool:
+        """Whether no release of these pieces is in progress."""
+        return not any(self.releasing[self._granules(*piece)].any() for piece in pieces)
 
     def unneeded(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What of these no peer may read, granule by granule."""
@@ -53,15 +53,15 @@ class StagedRegion:
         return found
 
 
-class Vacated(Transfer):
-    """Waits until what was offered before of these pieces has left the mirror."""
+class Released(Transfer):
+    """Waits until no release of these pieces is in progress."""
 
     def __init__(self, region: StagedRegion, pieces: Sequence[Piece]) -> None:
         self._region = region
         self._pieces = pieces
 
     def poll(self) -> bool:
-        return self._region.vacated(self._pieces)
+        return self._region.released(self._pieces)
 
     def cancel(self) -> None:
         """Releases end by themselves."""

@@ -120,10 +120,10 @@ class Pool(WorkerRows):
         if not here and not kept:
             self.busy_until[row] = now_ms
         elif not load.queued and self.kind not in _TOLD:
-            # An engine takes in no prompt that its next step has no room for: where none waits,
-            # little more than one is left of those that it has.
-            taken = max((c.work_ms for c in kept if c.shown and not c.computed), default=0.0)
-            coming = sum(c.work_ms for c in kept if not (c.shown or c.computed))
+            # None waits: the engine has taken in no more prompts than its next step has room for.
+            left = [(c.work_ms, c.shown and c.awaits <= 0) for c in kept if not c.computed]
+            taken = max((work for work, there in left if there), default=0.0)
+            coming = sum(work for work, there in left if not there)
             self.busy_until[row] = min(self.busy_until[row], now_ms + taken + coming)
         if load.total_blocks:
             self.total_blocks[row] = load.total_blocks

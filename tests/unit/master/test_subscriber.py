@@ -165,32 +165,15 @@ async def test_a_busy_master_takes_in_all_that_another_engine_replays(publisher:
     follower.subscriber.close()
 
 
-async def test_a_question_for_which_there_is_no_socket_is_asked_later(
-    publisher: Publisher, hasty: None
-) -> None:
+def crowded(most: int, taken: int) -> tuple[zmq.Context[Any], list[zmq.Socket[bytes]]]:
+    """A context of `most` sockets, and those of them that are `taken`."""
     context: zmq.Context[Any] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 2)
-    placeholder = context.socket(zmq.PAIR)
-    follower = Follower(publisher.source, context)
-    assert follower.counts["bad_endpoint"] == 1, "too many open files"
-    placeholder.close(0)
-    publisher.keys, publisher.sequence = [1, 2], 7
-    await publisher.serve()
-    await eventually(lambda: follower.keys == {1, 2})
-    follower.subscriber.close()
+    context.set(zmq.MAX_SOCKETS, most)
+    return context, [context.socket(zmq.PAIR) for _ in range(taken)]
 
 
-async def test_a_source_for_which_there_is_no_socket_is_followed_later(
-    publisher: Publisher, hasty: None
-) -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 2)
-    placeholders = [context.socket(zmq.PAIR) for _ in range(2)]
-    follower = Follower(publisher.source, context)
-    assert (follower.counts["bad_endpoint"], follower.subscriber.incomplete) == (1, 1)
-    await eventually(lambda: follower.counts["bad_endpoint"] == 2)
-    for placeholder in placeholders:
-        placeholder.close(0)
+async def followed(publisher: Publisher, follower: Follower) -> None:
+    """Until what the publisher holds is known."""
     publisher.keys, publisher.sequence = [1, 2], 7
     await publisher.serve()
     await eventually(lambda: follower.keys == {1, 2})
@@ -198,12 +181,32 @@ async def test_a_source_for_which_there_is_no_socket_is_followed_later(
     follower.subscriber.close()
 
 
+async def test_a_question_for_which_there_is_no_socket_is_asked_later(
+    publisher: Publisher, hasty: None
+) -> None:
+    context, (placeholder,) = crowded(2, 1)
+    follower = Follower(publisher.source, context)
+    assert follower.counts["bad_endpoint"] == 1, "too many open files"
+    placeholder.close(0)
+    await followed(publisher, follower)
+
+
+async def test_a_source_for_which_there_is_no_socket_is_followed_later(
+    publisher: Publisher, hasty: None
+) -> None:
+    context, placeholders = crowded(2, 2)
+    follower = Follower(publisher.source, context)
+    assert (follower.counts["bad_endpoint"], follower.subscriber.incomplete) == (1, 1)
+    await eventually(lambda: follower.counts["bad_endpoint"] == 2)
+    for placeholder in placeholders:
+        placeholder.close(0)
+    await followed(publisher, follower)
+
+
 async def test_a_source_without_a_socket_is_forgotten_with_its_worker(
     publisher: Publisher, hasty: None
 ) -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 1)
-    placeholder = context.socket(zmq.PAIR)
+    context, (placeholder,) = crowded(1, 1)
     follower = Follower(publisher.source, context)
     (timer,) = follower.subscriber._missed["w"].values()
     follower.master.deregister(InstanceName("w"), time.monotonic())

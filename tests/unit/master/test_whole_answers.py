@@ -12,7 +12,7 @@ from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
 from services.master.placement.waiting import PlacementTicket
-from tests.support.master_fleets import asking, place
+from tests.support.master_fleets import asking, picture, place
 
 
 def one_worker(**config: Any) -> Master:
@@ -92,3 +92,14 @@ def test_what_nobody_reports_as_ended_does_not_count_for_good() -> None:
         made.expire(now)
         made.registry.observed("w", Load(), now * 1e3)
     assert (pool.requests[0], pool.queued_tokens[0], pool.context_tokens[0]) == (0.0, 0.0, 0.0)
+
+
+def test_prompts_that_wait_for_their_embeddings_are_work_to_come() -> None:
+    """A probe that finds no prompt waiting at the worker does not see them."""
+    made = one_worker(prefill_ms_per_token=1.0, encode_ms_per_token=10.0, busy_queue_ms=0)
+    made.register(InstanceInfo("e", "encode", "http://e:1", "m", dialect="openai"), 0.0)
+    for number in range(3):
+        media = [picture(f"picture{number}", tokens=100)]
+        place(made, asking(f"r{number}", blocks=0, prompt_tokens=1000, items=media))
+    made.registry.observed("w", Load(running=3), 1000.0)
+    assert queue_ms(made, 1.0) == pytest.approx(2000.0)
