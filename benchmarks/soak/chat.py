@@ -7,9 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-from benchmarks.common.pictures import Question
+from typing import Any, Protocol
 
 _TIMEOUT_S = 120.0
 _MAX_TOKENS = 32
@@ -31,6 +29,19 @@ class Answer:
     text: str
     tokens: tuple[int, ...]
     leads: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    # Of a request for one: `tokens` has its length then
+    vector: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+
+class Question(Protocol):
+    """What is asked. `kind`: in one word."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def openai_messages(self) -> list[dict[str, Any]]:
+        """It as a chat's messages, media as data: URLs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,12 @@ class Asked:
     """A question with its parameters."""
 
     question: Question
-    params: tuple[tuple[str, Any], ...]
+    params: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Where it is sent."""
+        return "/v1/chat/completions"
 
     def body(self, stream: bool) -> bytes:
         body = {
@@ -48,15 +64,19 @@ class Asked:
         }  # fmt: skip
         return json.dumps(body).encode()
 
+    def answer(self, response: http.client.HTTPResponse, stream: bool) -> Answer:
+        """Read from a response with status 200; raises `Failure`."""
+        return _streamed(response) if stream else _whole(response)
+
 
 def ask(port: int, asked: Asked, stream: bool) -> Answer:
-    """The answer to a chat request; raises `Failure`."""
+    """The answer to a request; raises `Failure`."""
     with sent(port, asked, stream) as connection:
         try:
             response = connection.getresponse()
             if response.status != 200:
                 raise refusal(response)
-            return _streamed(response) if stream else _whole(response)
+            return asked.answer(response, stream)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Failure(0, "", f"{type(error).__name__}: {error}") from None
 
@@ -68,7 +88,7 @@ def sent(port: int, asked: Asked, stream: bool) -> Iterator[http.client.HTTPConn
     with contextlib.closing(connection):
         try:
             headers = {"content-type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", asked.body(stream), headers)
+            connection.request("POST", asked.path, asked.body(stream), headers)
         except OSError as error:
             raise Failure(0, "", f"{type(error).__name__}: {error}") from None
         yield connection

@@ -7,14 +7,15 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.common.pictures import sample
 from benchmarks.soak.chat import Answer, Asked, Failure, ask, refusal, sent
 
 KINDS = ("describe", "count", "text", "one_of_two", "position", "text")
+_SAME = 1e-3  # by how much elements of a vector of length 1 may differ
 _POOL = 24  # questions that are asked again and again
 _PAUSE_S = 0.1  # on average, between two requests of a client
 
@@ -34,6 +35,11 @@ class Outcome:
     detail: str = ""  # what it said
 
 
+def about_pictures(kind: str, number: int) -> Asked:
+    """A question of that kind about drawn pictures, or text; `number` says which one."""
+    return Asked(sample(kind, number))
+
+
 @dataclass
 class Load:
     """Clients that ask until stopped."""
@@ -47,6 +53,8 @@ class Load:
     # Above 0 all is greedy, and an answer may go its own way where the right one's token leads by
     # no more than that (a difference of logits): another batch rounds otherwise
     tie: float = 0.0
+    kinds: Sequence[str] = KINDS  # of questions, each as often as it is named
+    make: Callable[[str, int], Asked] = about_pictures  # a question of a kind, by its number
     ties: list[float] = field(default_factory=list)  # those leads
     outcomes: list[Outcome] = field(default_factory=list)  # what became of every request
     stopping: threading.Event = field(default_factory=threading.Event)  # set to end the clients
@@ -54,7 +62,8 @@ class Load:
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1000)
         self._pool = [
-            self._asked(KINDS[i % len(KINDS)], self.seed * _POOL + i) for i in range(_POOL)
+            self._asked(self.kinds[i % len(self.kinds)], self.seed * _POOL + i)
+            for i in range(_POOL)
         ]
         self._answers: dict[int, Answer] = {}
         self._new: list[tuple[Asked, Answer]] = []
@@ -68,7 +77,8 @@ class Load:
             params |= {"logprobs": True, "top_logprobs": 2}
         elif self.length and number % 2:
             params |= {"temperature": 1.0, "seed": number}
-        return Asked(sample(kind, number), tuple(params.items()))
+        asked = self.make(kind, number)
+        return replace(asked, params=(*params.items(), *asked.params))
 
     def learn(self) -> None:
         """Ask each question of the pool once: these answers are the right ones."""
@@ -83,9 +93,10 @@ class Load:
 
     def _agrees(self, right: Answer, given: Answer) -> bool:
         if given == right:
-            return True
-        pairs = zip(right.tokens, given.tokens, right.leads, strict=False)
-        lead = next((lead for a, b, lead in pairs if a != b), None)
+            pairs = zip(right.vector, given.vector, strict=True)
+            return all(abs(a - b) <= _SAME for a, b in pairs)
+        led = zip(right.tokens, given.tokens, right.leads, strict=False)
+        lead = next((lead for a, b, lead in led if a != b), None)
         if lead is None:
             return False
         self.ties.append(lead)
@@ -116,7 +127,7 @@ class Load:
     def _one(self, port: int, chance: random.Random) -> tuple[str, str, dict[str, Any]]:
         index = None if chance.random() < self.fresh else chance.randrange(_POOL)
         if index is None:
-            asked = self._asked(chance.choice(KINDS), next(self._numbers))
+            asked = self._asked(chance.choice(self.kinds), next(self._numbers))
         else:
             asked = self._pool[index]
         kind, stream = asked.question.kind, chance.random() < 0.5

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.common.processes import free_port
@@ -162,7 +163,7 @@ def connector_flags(transport: str, root: Path) -> list[str]:
 @contextlib.contextmanager
 def running(
     transport: str,
-    counts: dict[str, int],
+    counts: Mapping[str, int],
     folder: Path,
     *,
     master: bool = False,
@@ -170,10 +171,13 @@ def running(
     dtype: str = "float32",
     interposed: bool = False,
     proxy_flags: Sequence[str] = (),
+    model: str = MODEL,
+    flags_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Stack]:
     """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
     or have lists. In float32 an answer does not depend on what is computed beside it. `interposed`:
-    every second worker is behind an `Interposer`, whose address masters are told."""
+    every second worker is behind an `Interposer`, whose address masters are told. `flags_of`: more
+    of them for workers, by role."""
     namespace = f"soak-{uuid.uuid4().hex[:8]}"
     os.environ["TRIPTYCH_NAMESPACE"] = namespace
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -181,18 +185,18 @@ def running(
     root.mkdir()
     masters = [service("master", "services.master", [], folder)] if master else []
     joined = ["--master-url", masters[0].url] if masters else []
-    common = ["--model", MODEL, *connector_flags(transport, root), *joined]
-    pools = ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
-    pools += ["--dtype", dtype]
+    common = ["--model", model, *connector_flags(transport, root), *joined]
+    common += ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
+    common += ["--dtype", dtype]
     workers = [
-        service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
+        service(f"{role}-{i}", f"services.{role}", [*common, *flags_of.get(role, ())], folder)
         for role, count in counts.items()
         for i in range(count)
     ]
     before = {one.name: Interposer(one.port) for one in (workers[1::2] if interposed else ())}
     for one in workers[1::2] if interposed else ():
         one.flags = [*one.flags, "--advertise-url", before[one.name].url]
-    flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
+    flags = ["--model", model, "--probe-interval", "0.2", *(joined or _lists(workers))]
     flags += proxy_flags
     doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
     made = Stack(workers, doors, masters, root, namespace_dir(namespace), before)

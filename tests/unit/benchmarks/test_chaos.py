@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from benchmarks.chaos import _excused
-from benchmarks.chaos_acts import Act
+from benchmarks.chaos.acts import Act
+from benchmarks.chaos.report import excused
 from benchmarks.soak.interposer import MODES, Interposer
 from benchmarks.soak.load import Outcome
 from protocol.generate import INSTANCE_HEADER
@@ -75,7 +75,7 @@ def test_only_work_is_answered_in_the_workers_place(before: Interposer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "began", "ended", "excused"),
+    ("what", "began", "ended", "excusable"),
     [
         ("terminate proxy-1", 9.0, 15.0, False),
         ("terminate proxy-1", 10.5, 15.0, False),
@@ -87,7 +87,7 @@ def test_only_work_is_answered_in_the_workers_place(before: Interposer) -> None:
     ],
 )
 def test_a_stream_that_its_proxy_had_begun_is_not_excused(
-    what: str, began: float, ended: float, excused: bool
+    what: str, began: float, ended: float, excusable: bool
 ) -> None:
     act = Act(what, 10.0, 20.0)
-    assert _excused(Outcome(1, "text", began, ended, "failed"), act) is excused
+    assert excused(Outcome(1, "text", began, ended, "failed"), act) is excusable

@@ -12,6 +12,10 @@ from benchmarks.soak.interposer import MODES, Interposer
 from benchmarks.soak.load import Outcome
 from benchmarks.soak.stack import Service, Stack
 
+CLIENTS = 4
+SEED = 11
+TOKENS = 120
+VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu13", "pyzmq")
 _PAUSE_S = 3.0  # of undisturbed load between two acts
 _STALL_S, _SPOIL_S, _SPOILED = 12.0, 20.0, 3
 _HTTP, _ENGINE = slice(0, 1), slice(1, None)  # of a worker's processes

@@ -1,6 +1,6 @@
 """Two hosts, one of which is cut off under load: its requests go on at the other one, soon.
 
-    python -m benchmarks.chaos_hosts [--quick] [--json FILE] [--transport nixl|ucx] [--lists]
+    python -m benchmarks.chaos.hosts [--quick] [--json FILE] [--transport nixl|ucx] [--lists]
 
 Needs root: each host is a network namespace with an encoder, a prefill and a decode worker, a
 bridge lies between them, and clients, two proxies and a master (`--lists`: none) are beyond it. The
@@ -27,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos import CLIENTS, SEED, TOKENS, left_rows, tell
-from benchmarks.chaos_acts import Act, meets
+from benchmarks.chaos.acts import CLIENTS, SEED, TOKENS, VERSIONS, Act, meets
+from benchmarks.chaos.report import left_rows, tell
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak.books import settle
 from benchmarks.soak.load import Load, Outcome
@@ -38,7 +38,6 @@ _ROLES = ("encoder", "prefill", "decode")
 _CUTS = (("cut", 8.0), ("cut", 25.0), ("half-cut", 12.0))
 _PAUSE_S = 15.0  # of undisturbed load between two cuts: a master takes a host back after 10 s
 _GIVE_UP_S = 5.0
-_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu13", "pyzmq")
 
 
 def _ip(*words: str) -> None:
@@ -156,13 +155,13 @@ def _lists(workers: Sequence[Service]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row does not hold."""
-    parser = arguments("chaos_hosts", __doc__)
+    parser = arguments("chaos.hosts", __doc__)
     parser.add_argument("--transport", choices=("nixl", "ucx"), default="ucx")
     parser.add_argument("--lists", action="store_true", help="no master: proxies have lists")
     args = parser.parse_args(argv)
     if os.geteuid():
         parser.error("network namespaces need root")
-    print(hardware(_VERSIONS, SEED))
+    print(hardware(VERSIONS, SEED))
     print(f"two hosts over {args.transport}, {CLIENTS} clients, {TOKENS} tokens each", flush=True)
     rows = _rows(args)
     print("\n".join([head(), *map(line, rows)]))
