@@ -28,7 +28,8 @@ def outcome_rows(outcomes: list[Outcome], acts: Sequence[Act], gone: int) -> lis
     broken = [one for one in failed if one.port == gone and any(excused(one, act) for act in acts)]
     wrong = [outcome for outcome in outcomes if outcome.verdict == "wrong"]
     for one in [one for one in failed if one not in broken] + wrong:
-        print("  NOT EXCUSED:", one)
+        met = [act.what for act in acts if meets(one, act)]
+        print("  NOT EXCUSED:", one, "during", *(met or ["nothing"]))
     return [
         at_most("requests failed", len(failed) - len(broken), 0, 1),
         at_most("answers other than the undisturbed ones", len(wrong), 0, 1),

@@ -47,6 +47,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         "schemathesis": Client("openai", "api_document.py"),
         "lm-eval": Client("lmeval", "lm_eval_python.py"),
         "guidellm": Client("guidellm", "guidellm_bench.py", large=True),
+        "aiperf": Client("aiperf", "aiperf_bench.py", large=True),
         "langchain": Client("openai", "langchain_python.py"),
         "litellm": Client("litellm", "litellm_python.py"),
         "instructor": Client("litellm", "instructor_python.py"),
@@ -122,7 +123,9 @@ def main() -> int:
     arguments.add_argument("--venv", type=Path, default=Path(".venv-clients"))
     arguments.add_argument("--json", type=Path, help="write the cases here too")
     arguments.add_argument(
-        "clients", nargs="*", help=f"some of {', '.join(CLIENTS)}; all but guidellm if none"
+        "clients",
+        nargs="*",
+        help=f"some of {', '.join(CLIENTS)}; all but guidellm and aiperf if none",
     )
     given = arguments.parse_args()
     unknown = set(given.clients) - set(CLIENTS)
