@@ -10,9 +10,7 @@ from connectors.base import Changed, ECConnector, ECLoad, Tensors, no_listener
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
 from services.engine.scheduling.request import Order, Request, RequestKey
-from services.engine.scheduling.seams import EmbeddingForm
-
-MISMATCH = "embedding_length_mismatch"
+from services.engine.scheduling.seams import MISMATCH, EmbeddingForm, length_mismatch
 
 
 @dataclass
@@ -53,8 +51,7 @@ class EmbeddingCache:
         self._incomplete: set[RequestKey] = set()
         self._completed: list[Request] = []
         self.size = 0
-        self.hits = 0
-        self.queries = 0
+        self.hits, self.queries = 0, 0
         self.stolen = 0
         self.lost = 0
 
@@ -111,9 +108,10 @@ class EmbeddingCache:
                 if not entry.owners and entry.tensors is None:
                     self._drop(item.mm_hash)
 
-    def ready(self, mm_hash: str) -> bool:
-        entry = self._entries.get(mm_hash)
-        return entry is not None and entry.tensors is not None
+    def ready(self, item: MMItem) -> bool:
+        """Whether its embeddings are here, as many as it has placeholders."""
+        entry = self._entries.get(item.mm_hash)
+        return entry is not None and entry.tensors is not None and entry.length == item.length
 
     def tensors(self, mm_hash: str) -> Tensors:
         tensors = self._entries[mm_hash].tensors
@@ -123,8 +121,7 @@ class EmbeddingCache:
     def poll(self) -> list[tuple[RequestKey, TransferError]]:
         """Reserve, begin and advance loads; returns the requests whose embedding failed, with the
         cause."""
-        self._begin()
-        failed: list[tuple[RequestKey, TransferError]] = []
+        failed = list(self._begin())
         for mm_hash, load in list(self._loading.items()):
             try:
                 tensors = load.poll()
@@ -140,16 +137,22 @@ class EmbeddingCache:
                 self._drop(mm_hash)
         return failed
 
-    def _begin(self) -> None:
-        if not self._unmet:
-            return
+    def _begin(self) -> Iterator[tuple[RequestKey, TransferError]]:
+        """Reserve room; the requests that expect another number of embeddings than an item has."""
         unmet = [self._requests[key] for key in self._unmet]
         for request in sorted(unmet, key=lambda r: r.order):
             for item in request.items_left:
+                entry = self._entries.get(item.mm_hash)
+                if entry is not None and entry.length != item.length:
+                    # Which of two lengths is right is known once the embeddings are here.
+                    if entry.tensors is not None:
+                        yield request.key, length_mismatch(item.mm_hash, entry.length, item.length)
+                    break
                 # Younger requests must not take room in pieces too small for this one.
                 if not self._own(item, request):
                     return
-            self._unmet.discard(request.key)
+            else:
+                self._unmet.discard(request.key)
 
     def _own(self, item: MMItem, request: Request) -> bool:
         """Make a request an owner of an item, which is asked for if it is not here; False if there
@@ -162,9 +165,8 @@ class EmbeddingCache:
         elif not self._make_room(item.length * self._token_bytes, request.order):
             return False
         else:
-            self._loading[item.mm_hash] = self._connector.fetch(
-                item.mm_hash, _params(request, item)
-            )
+            load = self._connector.fetch(item.mm_hash, _params(request, item))
+            self._loading[item.mm_hash] = load
             entry = _Entry(item.length, item.length * self._token_bytes)
             self._entries[item.mm_hash] = entry
             self.size += entry.size
@@ -208,7 +210,7 @@ class EmbeddingCache:
         if key not in self._incomplete:
             return
         request = self._requests[key]
-        if all(self.ready(item.mm_hash) for item in request.items_left):
+        if all(self.ready(item) for item in request.items_left):
             self._incomplete.discard(key)
             self._completed.append(request)
 

@@ -300,7 +300,7 @@ def test_a_request_that_starts_again_asks_for_its_picture_again() -> None:
     item = MMItem("ab" * 32, "image", 0, 20)
     request = case.add(40, 50, item)
     case.step()
-    assert request.awaits_item == item.mm_hash
+    assert request.awaits_item == item
     case.store_picture(item)
     for _ in range(3):
         case.step()
@@ -362,3 +362,50 @@ def test_a_request_has_its_embeddings_once_it_may_use_those_of_another() -> None
     assert embeddings.poll() == [] and embeddings.take_completed() == [first]
     case.scheduler.finish(second)
     assert embeddings.poll() == [] and embeddings.take_completed() == [third]
+
+
+def lengths_of(case: Case) -> list[tuple[str, str]]:
+    """(request, code) of those that fail at the next look at embeddings."""
+    return [(key[0], error.code) for key, error in case.scheduler.embeddings.poll()]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["on its way", "here"])
+def test_an_embedding_of_another_length_is_not_used(early: bool) -> None:
+    """Two requests name one picture, of which the second says it had more embeddings."""
+    case = Case(Limits(64, 256))
+    first = case.add(20, 1, MMItem("picture", "image", 0, 6))
+    longer = MMItem("picture", "image", 0, 9)
+    if early:
+        case.add(20, 1, longer)
+        assert lengths_of(case) == []
+    case.store_picture(first.mm_items[0])
+    if not early:
+        assert lengths_of(case) == []
+        case.add(20, 1, longer)
+    found = [*lengths_of(case), *lengths_of(case)]
+    assert set(found) == {("r2", "embedding_length_mismatch")}
+    chunks = case.scheduler.schedule(lambda request: None)
+    assert [chunk.request for chunk in chunks] == [first]
+
+
+def test_who_expects_the_right_length_does_not_fail_with_another() -> None:
+    """The request that came first is wrong about the length: the second asks anew."""
+    case = Case(Limits(64, 256))
+    case.add(20, 1, MMItem("picture", "image", 0, 6))
+    right = case.add(20, 1, MMItem("picture", "image", 0, 9))
+    other = case.add(20, 1, MMItem("other", "image", 0, 3))
+    for picture in (right.mm_items[0], other.mm_items[0]):
+        case.store_picture(picture)
+    assert lengths_of(case) == [("r1", "embedding_length_mismatch")]
+    case.scheduler.finish(case.scheduler.waiting[0])
+    assert case.scheduler.embeddings.take_completed() == [other], "none waits for it"
+    assert lengths_of(case) == []
+    assert case.scheduler.embeddings.take_completed() == [right]
+
+
+def test_a_request_that_names_a_picture_with_two_lengths_fails() -> None:
+    case = Case(Limits(64, 256))
+    items = MMItem("picture", "image", 0, 6), MMItem("picture", "image", 8, 9)
+    case.add(20, 1, *items)
+    case.store_picture(items[0])
+    assert [*lengths_of(case), *lengths_of(case)] == [("r1", "embedding_length_mismatch")]
