@@ -67,9 +67,13 @@ class SiblingChoices:
         # They wait like others: by the next step their prompt's full blocks are a known prefix.
         siblings = [sibling_of(request, index) for index in request.siblings]
         request.siblings = ()
+        size = self._scheduler.blocks.block_size
         for sibling in siblings:
             self._live.add(sibling)
             self._scheduler.add(sibling)
+            sibling.num_matched = min(sibling.num_prompt, len(sibling.tokens) - 1) // size * size
+            # At once: the first choice lets go of embeddings that these compute with again.
+            self._scheduler.embeddings.pin(sibling)
         return siblings
 
 

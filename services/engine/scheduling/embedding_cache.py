@@ -43,7 +43,6 @@ class EmbeddingCache:
         self._capacity = capacity
         self._form = form
         self._changed = changed
-        self._token_bytes = form.token_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._loading: dict[str, ECLoad] = {}
         self._requests: dict[RequestKey, Request] = {}
@@ -52,8 +51,7 @@ class EmbeddingCache:
         self._completed: list[Request] = []
         self.size = 0
         self.hits, self.queries = 0, 0
-        self.stolen = 0
-        self.lost = 0
+        self.stolen, self.lost = 0, 0
 
     @property
     def capacity(self) -> int:
@@ -64,11 +62,11 @@ class EmbeddingCache:
         """`InvalidRequest` if one of them can never be held."""
         for item in items:
             self._connector.check_name(item.mm_hash)
-            if item.length * self._token_bytes > self._capacity:
+            size = item.length * self._form.token_bytes
+            if size > self._capacity:
                 raise InvalidRequest(
-                    f"features: a media item of {item.length} tokens needs "
-                    f"{item.length * self._token_bytes} bytes, more than --embedding-cache-bytes "
-                    f"{self._capacity}",
+                    f"features: a media item of {item.length} tokens needs {size} bytes, more than "
+                    f"--embedding-cache-bytes {self._capacity}",
                     param="features",
                 )
 
@@ -93,14 +91,16 @@ class EmbeddingCache:
                 entry.owners.pop(request.key, None)
 
     def unpin(self, key: RequestKey) -> None:
-        """The request `key` needs nothing any more, here or in a producer's store."""
+        """The choice `key` needs nothing any more, here or in a producer's store."""
         self._unmet.discard(key)
         self._incomplete.discard(key)
-        request = self._requests.pop(key, None)
-        if request is None:
+        if (request := self._requests.pop(key, None)) is None:
             return
+        # The producer knows a request, not its choices: the last one lets go.
+        last = request.sampling.n == 1 or all(name != key[0] for name, _ in self._requests)
         for item in request.mm_items:
-            self._connector.release(item.mm_hash, _params(request, item), key[0])
+            if last:
+                self._connector.release(item.mm_hash, _params(request, item), key[0])
             entry = self._entries.get(item.mm_hash)
             if entry is not None:
                 entry.owners.pop(key, None)
@@ -162,12 +162,12 @@ class EmbeddingCache:
             return True
         if entry is not None:
             self.hits += 1
-        elif not self._make_room(item.length * self._token_bytes, request.order):
+        elif not self._make_room(item.length * self._form.token_bytes, request.order):
             return False
         else:
             load = self._connector.fetch(item.mm_hash, _params(request, item))
             self._loading[item.mm_hash] = load
-            entry = _Entry(item.length, item.length * self._token_bytes)
+            entry = _Entry(item.length, item.length * self._form.token_bytes)
             self._entries[item.mm_hash] = entry
             self.size += entry.size
         self.queries += 1

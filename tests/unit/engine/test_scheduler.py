@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,9 +17,11 @@ from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.choices import SiblingChoices
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Limits
+from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, RequestKey
 from services.engine.scheduling.scheduler import Scheduler
 
@@ -409,3 +412,33 @@ def test_a_request_that_names_a_picture_with_two_lengths_fails() -> None:
     case.add(20, 1, *items)
     case.store_picture(items[0])
     assert [*lengths_of(case), *lengths_of(case)] == [("r1", "embedding_length_mismatch")]
+
+
+def test_choices_that_come_to_life_keep_the_embeddings_of_the_last_block() -> None:
+    """Each computes what is behind the last full block of the prompt again. Until then neither the
+    engine nor the producer lets go of a picture there, and of no other."""
+    case = Case(Limits(4, 64), embedding_tokens=6)
+    first, last = MMItem("first", "image", 0, 6), MMItem("last", "image", 12, 6)
+    other = MMItem("other", "image", 0, 6)
+    for item, holder in ((first, "r1"), (last, "r1"), (other, "r2")):
+        tensors = {EC_TENSOR: torch.zeros(item.length, 1)}
+        case.store.offer(item.mm_hash, Entry(tensors, (holder,)))
+    request = case.add(20, 3, first, last)
+    sampling = msgspec.structs.replace(request.sampling, n=2)
+    request.source = msgspec.structs.replace(request.source, sampling=sampling)
+    request.siblings = (1,)
+    choices = SiblingChoices(LiveRequests(), case.scheduler)
+    late = case.add(20, 1, other)
+    embeddings, held = case.scheduler.embeddings, case.store._holders.holds
+    while request.num_computed < request.num_prompt:
+        assert embeddings.poll() == []
+        for chunk in map(choices.with_siblings, case.scheduler.schedule(lambda request: None)):
+            case.scheduler.computed(chunk.request, chunk.end)
+    request.tokens.append(1)
+    assert held("last"), "the producer keeps it"
+    assert embeddings.poll() == []
+    assert embeddings.ready(last) and not embeddings.ready(other), "it was not pushed out"
+    while late.num_output == 0:
+        case.step()
+    assert embeddings.stolen == 0 and not held("first") and not held("last")
+    case.check()
