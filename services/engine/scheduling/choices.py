@@ -52,6 +52,8 @@ class SiblingChoices:
         knows them, and says so by `emitted`.
         """
         if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
+            if any(request.items_left):  # the last token, which is computed again, is of a medium
+                self._scheduler.embeddings.pin(request)
             return []
         # All of it: the prompt's last token was to be computed again for its logits alone.
         request.num_computed = arrival.num_tokens
