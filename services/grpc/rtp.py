@@ -79,7 +79,9 @@ class RtpModel:
             asked.request_id, asked.prompt, min(self._frontend.info.eos_token_ids, default=0)
         )
         answering = self._service.answering(asked.prompt)
-        async with contextlib.aclosing(answering.gains(self._service.run(asked.prompt))) as steps:
+        gained = answering.gains(self._service.run(asked.prompt))
+        # What answers may go on, and a client may stop reading.
+        async with within(asked.deadline), contextlib.aclosing(gained) as steps:
             async for gains in steps:
                 for gain in gains:
                     answer.add(gain)
@@ -96,7 +98,8 @@ class RtpModel:
             deadline = self._deadline(message, context)
             async with within(deadline):
                 prompt = await self._rendered(message, caller_of_call(context), deadline)
-            return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
+            streams = message.generate_config.is_streaming
+            return _Asked(message.request_id, streams, prompt, deadline)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
         timeout_ms = message.generate_config.timeout_ms
@@ -154,6 +157,7 @@ class _Asked:
     request_id: int
     is_streaming: bool
     prompt: RenderedRequest
+    deadline: Deadline
 
 
 class _Answer:
