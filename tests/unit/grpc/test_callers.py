@@ -92,6 +92,18 @@ async def test_a_key_is_one_tenant_over_both(
 
 
 @pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
+async def test_a_conversation_is_named_as_over_http(
+    protocol: str, method: str, message: Message, front: Frontend
+) -> None:
+    server = Server(front)
+    async with asking(server) as (ask, _), door(protocol, 0, PLACE, lambda: behind(server)) as port:
+        for named in ({}, {"x_session_id": "talk"}, {"x_session_id": "s" * 300}):
+            assert (await ask(TEXT, {"prompt": "Hi", "max_tokens": 1}, **named))[0] == 200
+            assert await told(port, method, message(front, ""), **named)
+    assert server.sessions[1::2] == server.sessions[::2] == ["", "talk", "s" * 256]
+
+
+@pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
 async def test_an_answer_ends_with_its_deadline(
     protocol: str, method: str, message: Message, front: Frontend
 ) -> None:
