@@ -1,7 +1,8 @@
 """Content keys: one name for a picture and one for a KV block, the same in every process.
 
 `mm_hash` names a media item as a model sees it; a block key names a KV block by everything its
-values depend on. Both are BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs) over
+values depend on, and its last 8 bytes (`protocol.kv_events.short_key`) by what cache events of
+other engines tell of that. Both are BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs) over
 length-prefixed fields, so no two field lists share an encoding.
 """
 
@@ -19,6 +20,7 @@ from protocol.types import MMItem
 
 MM_HASH_VERSION = b"triptych-mm-1"
 BLOCK_KEY_VERSION = b"triptych-block-1"
+_TOLD_BYTES = 8
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 9
 
@@ -81,42 +83,53 @@ def block_key(
 
 
 class BlockKeyChain:
-    """Keys of the full blocks of one growing token list; each block is hashed once."""
+    """Keys of the full blocks of one growing token list; each block is hashed once, and from the
+    first media item that has a grid on twice."""
 
     def __init__(self, root: bytes, block_size: int, mm_items: Sequence[MMItem] = ()) -> None:
         self.root = root
         self.block_size = block_size
         self._items = sorted(mm_items, key=lambda item: item.offset)
         self._first_item = 0
-        self._parent = root
+        # Other engines tell of a medium its hash and offset alone: blocks that they hold are found
+        # by the short key, so that must depend on nothing else. KV is shared by whole keys.
+        self._told = root
+        self._whole = root
         self.keys: list[bytes] = []
 
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:
         """Keys of all full blocks of `token_ids`, which must extend what was given before."""
         size = self.block_size
         for start in range(len(self.keys) * size, len(token_ids) - size + 1, size):
-            media = self._overlapping(start, start + size)
-            self._parent = block_key(self._parent, token_ids[start : start + size], media)
-            self.keys.append(self._parent)
+            self.keys.append(self._next(token_ids[start : start + size], start))
         return self.keys
 
-    def _overlapping(self, start: int, end: int) -> list[tuple[str, int]]:
+    def _next(self, token_ids: Sequence[int], start: int) -> bytes:
+        items = self._overlapping(start, start + self.block_size)
+        told = [(item.mm_hash, start - item.offset) for item in items]
+        whole = [(_named(item), start - item.offset) for item in items]
+        same = whole == told and self._whole == self._told
+        self._told = block_key(self._told, token_ids, told)
+        self._whole = self._told if same else block_key(self._whole, token_ids, whole)
+        return self._whole[:-_TOLD_BYTES] + self._told[-_TOLD_BYTES:]
+
+    def _overlapping(self, start: int, end: int) -> list[MMItem]:
         items = self._items
         # Blocks come in order: items before them are never looked at again.
         while self._first_item < len(items) and items[self._first_item].end <= start:
             self._first_item += 1
-        media = []
+        overlapping = []
         for item in items[self._first_item :]:
             if item.offset >= end:
                 break
-            media.append((_named(item), start - item.offset))
-        return media
+            overlapping.append(item)
+        return overlapping
 
 
 def _named(item: MMItem) -> str:
-    """What of an item decides on the KV of its tokens. A clip's places in time and in the picture
+    """What of an item decides on the KV of its tokens. Their places in time and in the picture
     follow from its grid and pace, which a client that names it by reference says itself."""
-    if item.modality != "video":
+    if not (item.grid or item.seconds_per_grid or item.gaps):
         return item.mm_hash
     named = f"{item.mm_hash} {'x'.join(map(str, item.grid))} {item.seconds_per_grid!r}"
     return f"{named} {'+'.join(map(str, item.gaps))}" if item.gaps else named

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.errors import EmbeddingLost, TriptychError
+from protocol.errors import EmbeddingLost, TriptychError, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Planner
@@ -159,7 +159,7 @@ class TokensStages:
                     yield _uncounted(outputs)
             return
         had = attempt.wanted.emitted
-        known = {i: len(tokens) - len(had.get(i, ())) for i, tokens in emitted.items()}
+        known = {i: tokens[len(had.get(i, ())) :] for i, tokens in emitted.items()}
         step = await ahead.first()
         while step is not None:
             if later := _fresh(step, known):
@@ -214,15 +214,19 @@ async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
             task.exception()  # both may fail in one turn: asyncio would log what no one has seen
 
 
-def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:
-    """`outputs` without the tokens that the client has from prefill; `known` counts, per choice
-    that goes on, how many of those are still to come."""
+def _fresh(outputs: list[RequestOutput], known: dict[int, list[int]]) -> list[RequestOutput]:
+    """`outputs` without the tokens that the client has from prefill; `known` has, per choice that
+    goes on, those that are still to come. `UpstreamError` if others come in their place."""
     rest = []
     for output in _uncounted(outputs):
         if output.index not in known:
             continue
-        skip = min(known[output.index], len(output.token_ids))
-        known[output.index] -= skip
+        again = known[output.index]
+        skip = min(len(again), len(output.token_ids))
+        # As of decode that lost the KV and drew anew: what follows would not fit what was shown.
+        if output.token_ids[:skip] != again[:skip]:
+            raise UpstreamError("decode does not go on from the tokens that the client has")
+        known[output.index] = again[skip:]
         output.token_ids = output.token_ids[skip:]
         output.logprobs = output.logprobs[skip:] if output.logprobs is not None else None
         if output.token_ids or output.finish_reason is not None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
 from services.grpc.server import Context, call_metadata
-from services.http.callers import tenant_of
+from services.http.callers import MAX_SESSION, SESSION_HEADER, tenant_of
 from services.http.streams import Deadline
 
 
@@ -26,7 +26,13 @@ def address_of(peer: str) -> str:
     return place.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""
 
 
-def with_call(rendered: RenderedRequest, caller: Caller, deadline: Deadline) -> RenderedRequest:
-    """The request with its tenant and its deadline; `DeadlineExceeded` if that has passed."""
-    generate = deadline.bounding(rendered.generate)
-    return replace(rendered, generate=generate, tenant=caller.tenant)
+def with_call(rendered: RenderedRequest, context: Context, deadline: Deadline) -> RenderedRequest:
+    """The request with its tenant, its conversation (`x-session-id` of the metadata, or as the
+    request says) and its deadline; `DeadlineExceeded` if that has passed."""
+    named = call_metadata(context, SESSION_HEADER).decode("latin-1") or rendered.session
+    return replace(
+        rendered,
+        generate=deadline.bounding(rendered.generate),
+        tenant=caller_of_call(context).tenant,
+        session=named[:MAX_SESSION],
+    )

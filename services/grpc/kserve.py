@@ -12,7 +12,6 @@ import grpc
 
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
 from services.frontend.answers.output import Gain
-from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
 from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
@@ -177,7 +176,7 @@ class KServe:
             )
         deadline = self._deadline(wanted.form, context)
         async with within(deadline):
-            prompts = await self._rendered(wanted, caller_of_call(context), deadline)
+            prompts = await self._rendered(wanted, context, deadline)
         if streams and len(prompts) != 1:
             raise InvalidRequest("text_input: a stream takes one text", param="text_input")
         return _Asked(wanted.form, prompts, deadline)
@@ -194,17 +193,18 @@ class KServe:
         return Deadline.after(min(times) if times else None)
 
     async def _rendered(
-        self, wanted: Inference, caller: Caller, deadline: Deadline
+        self, wanted: Inference, context: Context, deadline: Deadline
     ) -> list[RenderedRequest]:
         name = f"kserve-{uuid.uuid4().hex}"
         frontend, images = self._models.of(wanted.form.model), wanted.images
+        caller = caller_of_call(context)
         if images:
             prompts = [
                 await frontend.render_raw(wanted.request, images, request_id=name, caller=caller)
             ]
         else:
             prompts = await frontend.render_completion(wanted.request, request_id=name)
-        return [with_call(prompt, caller, deadline) for prompt in prompts]
+        return [with_call(prompt, context, deadline) for prompt in prompts]
 
     async def _gains(self, prompt: RenderedRequest) -> AsyncGenerator[Gain, None]:
         answering = self._service.answering(prompt)

@@ -18,7 +18,6 @@ from protocol.openai import CompletionRequest, decode_completion
 from protocol.rtp_config import config_fields
 from services.frontend.answers.output import Gain
 from services.frontend.answers.rtp import code_of
-from services.frontend.media.lookups import Caller
 from services.frontend.spec import RenderedRequest
 from services.grpc.callers import caller_of_call, with_call
 from services.grpc.intake import Intake
@@ -79,7 +78,9 @@ class RtpModel:
             asked.request_id, asked.prompt, min(self._frontend.info.eos_token_ids, default=0)
         )
         answering = self._service.answering(asked.prompt)
-        async with contextlib.aclosing(answering.gains(self._service.run(asked.prompt))) as steps:
+        gained = answering.gains(self._service.run(asked.prompt))
+        # What answers may go on, and a client may stop reading.
+        async with within(asked.deadline), contextlib.aclosing(gained) as steps:
             async for gains in steps:
                 for gain in gains:
                     answer.add(gain)
@@ -95,8 +96,9 @@ class RtpModel:
                 raise InvalidRequest("the call has no message")
             deadline = self._deadline(message, context)
             async with within(deadline):
-                prompt = await self._rendered(message, caller_of_call(context), deadline)
-            return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
+                prompt = await self._rendered(message, context, deadline)
+            streams = message.generate_config.is_streaming
+            return _Asked(message.request_id, streams, prompt, deadline)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
         timeout_ms = message.generate_config.timeout_ms
@@ -109,15 +111,15 @@ class RtpModel:
         return Deadline.after(min(times) if times else None)
 
     async def _rendered(
-        self, message: pb.GenerateInput, caller: Caller, deadline: Deadline
+        self, message: pb.GenerateInput, context: Context, deadline: Deadline
     ) -> RenderedRequest:
         urls = [one.multimodal_url for one in message.multimodal_inputs]
         # Unique even if two clients give their calls the same number.
         name = f"rtp-{message.request_id}-{uuid.uuid4().hex[:8]}"
         prompt = await self._frontend.render_raw(
-            request_of(message), urls, request_id=name, caller=caller
+            request_of(message), urls, request_id=name, caller=caller_of_call(context)
         )
-        return with_call(prompt, caller, deadline)
+        return with_call(prompt, context, deadline)
 
 
 def request_of(message: pb.GenerateInput) -> CompletionRequest:
@@ -154,6 +156,7 @@ class _Asked:
     request_id: int
     is_streaming: bool
     prompt: RenderedRequest
+    deadline: Deadline
 
 
 class _Answer:

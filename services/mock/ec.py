@@ -15,8 +15,7 @@ from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tens
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError
 from protocol.types import MMItem
-from services.engine.scheduling.embedding_cache import MISMATCH
-from services.engine.scheduling.seams import Clock
+from services.engine.scheduling.seams import Clock, length_mismatch
 from services.mock.actions import Action, AskEmbedding
 from services.mock.batches import patches_of
 from services.mock.settings import EngineSettings
@@ -37,11 +36,7 @@ class RowForm:
     def taken(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
         found = tensors[EC_TENSOR]
         if found is not None and len(found) != tokens:
-            raise TransferError(
-                f"media item {mm_hash[:16]}: the encoder made {len(found)} embeddings, its "
-                f"placeholder span has {tokens} tokens",
-                code=MISMATCH,
-            )
+            raise length_mismatch(mm_hash, len(found), tokens)
         return tensors
 
 

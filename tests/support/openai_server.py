@@ -33,7 +33,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Server:
-    """What answers: `step_s` before each of the tokens, which `deadlines` and `tenants` ask for."""
+    """What answers: `step_s` before each of the tokens, which `deadlines`, `tenants` and `sessions`
+    ask for."""
 
     front: Frontend
     room: int = 2
@@ -47,6 +48,7 @@ class Server:
     most_running: int = 0
     deadlines: list[float | None] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
     seen: list[TriptychError] = field(default_factory=list)
     texts: LongTexts = field(default_factory=LongTexts)
 
@@ -64,6 +66,7 @@ class Server:
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         self.deadlines.append(rendered.generate.deadline_s)
         self.tenants.append(rendered.tenant)
+        self.sessions.append(rendered.session)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

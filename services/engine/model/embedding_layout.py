@@ -8,7 +8,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
-from services.engine.scheduling.embedding_cache import MISMATCH
+from services.engine.scheduling.seams import length_mismatch
 
 
 def deepstack_name(level: int) -> str:
@@ -46,14 +46,8 @@ class EmbeddingLayout:
         `TransferError` if they are none of this model, or not of so many tokens.
         """
         rows = {len(tensor) if tensor.ndim == 2 else -1 for tensor in tensors.values()}
-        # With a code of its own: `EmbeddingCache` takes any other failure for a lost embedding, and
-        # proxies have those encoded again. That would not mend this one.
         if len(rows) == 1 and rows.isdisjoint({-1, tokens}):
-            raise TransferError(
-                f"media item {mm_hash[:16]}: the encoder made {rows.pop()} embeddings, its "
-                f"placeholder span has {tokens} tokens",
-                code=MISMATCH,
-            )
+            raise length_mismatch(mm_hash, rows.pop(), tokens)
         joined = tensors.get(EC_TENSOR)
         whole = (tokens, len(self.names) * self.width)
         if len(tensors) == 1 and joined is not None and tuple(joined.shape) == whole:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocol.types import MMItem
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.request import Request
@@ -42,12 +43,12 @@ class AwaitedItems:
         request.num_matched, request.num_computed = request.num_computed, 0
         self.embeddings.release(request)
 
-    def _missing(self, request: Request) -> str | None:
+    def _missing(self, request: Request) -> MMItem | None:
         """The media item at the first token to compute, if its embedding is not here yet."""
         start = request.num_computed
         for item in request.items_in(start, start + 1):
-            if not self.embeddings.ready(item.mm_hash):
-                return item.mm_hash
+            if not self.embeddings.ready(item):
+                return item
         return None
 
 
@@ -63,7 +64,7 @@ def chunk_size(
     if limits.whole_prompts and end < known:
         return 0
     for item in request.items_in(start, end):
-        if not embeddings.ready(item.mm_hash):
+        if not embeddings.ready(item):
             end = max(start, item.offset)
             break
         if limits.whole_media and item.end > end:

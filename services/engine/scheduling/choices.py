@@ -52,6 +52,8 @@ class SiblingChoices:
         knows them, and says so by `emitted`.
         """
         if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
+            if any(request.items_left):  # the last token, which is computed again, is of a medium
+                self._scheduler.embeddings.pin(request)
             return []
         # All of it: the prompt's last token was to be computed again for its logits alone.
         request.num_computed = arrival.num_tokens
@@ -67,9 +69,13 @@ class SiblingChoices:
         # They wait like others: by the next step their prompt's full blocks are a known prefix.
         siblings = [sibling_of(request, index) for index in request.siblings]
         request.siblings = ()
+        size = self._scheduler.blocks.block_size
         for sibling in siblings:
             self._live.add(sibling)
             self._scheduler.add(sibling)
+            sibling.num_matched = min(sibling.num_prompt, len(sibling.tokens) - 1) // size * size
+            # At once: the first choice lets go of embeddings that these compute with again.
+            self._scheduler.embeddings.pin(sibling)
         return siblings
 
 

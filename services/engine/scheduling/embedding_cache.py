@@ -10,9 +10,7 @@ from connectors.base import Changed, ECConnector, ECLoad, Tensors, no_listener
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
 from services.engine.scheduling.request import Order, Request, RequestKey
-from services.engine.scheduling.seams import EmbeddingForm
-
-MISMATCH = "embedding_length_mismatch"
+from services.engine.scheduling.seams import MISMATCH, EmbeddingForm, length_mismatch
 
 
 @dataclass
@@ -45,7 +43,6 @@ class EmbeddingCache:
         self._capacity = capacity
         self._form = form
         self._changed = changed
-        self._token_bytes = form.token_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._loading: dict[str, ECLoad] = {}
         self._requests: dict[RequestKey, Request] = {}
@@ -53,10 +50,8 @@ class EmbeddingCache:
         self._incomplete: set[RequestKey] = set()
         self._completed: list[Request] = []
         self.size = 0
-        self.hits = 0
-        self.queries = 0
-        self.stolen = 0
-        self.lost = 0
+        self.hits, self.queries = 0, 0
+        self.stolen, self.lost = 0, 0
 
     @property
     def capacity(self) -> int:
@@ -67,11 +62,11 @@ class EmbeddingCache:
         """`InvalidRequest` if one of them can never be held."""
         for item in items:
             self._connector.check_name(item.mm_hash)
-            if item.length * self._token_bytes > self._capacity:
+            size = item.length * self._form.token_bytes
+            if size > self._capacity:
                 raise InvalidRequest(
-                    f"features: a media item of {item.length} tokens needs "
-                    f"{item.length * self._token_bytes} bytes, more than --embedding-cache-bytes "
-                    f"{self._capacity}",
+                    f"features: a media item of {item.length} tokens needs {size} bytes, more than "
+                    f"--embedding-cache-bytes {self._capacity}",
                     param="features",
                 )
 
@@ -96,14 +91,16 @@ class EmbeddingCache:
                 entry.owners.pop(request.key, None)
 
     def unpin(self, key: RequestKey) -> None:
-        """The request `key` needs nothing any more, here or in a producer's store."""
+        """The choice `key` needs nothing any more, here or in a producer's store."""
         self._unmet.discard(key)
         self._incomplete.discard(key)
-        request = self._requests.pop(key, None)
-        if request is None:
+        if (request := self._requests.pop(key, None)) is None:
             return
+        # The producer knows a request, not its choices: the last one lets go.
+        last = request.sampling.n == 1 or all(name != key[0] for name, _ in self._requests)
         for item in request.mm_items:
-            self._connector.release(item.mm_hash, _params(request, item), key[0])
+            if last:
+                self._connector.release(item.mm_hash, _params(request, item), key[0])
             entry = self._entries.get(item.mm_hash)
             if entry is not None:
                 entry.owners.pop(key, None)
@@ -111,9 +108,10 @@ class EmbeddingCache:
                 if not entry.owners and entry.tensors is None:
                     self._drop(item.mm_hash)
 
-    def ready(self, mm_hash: str) -> bool:
-        entry = self._entries.get(mm_hash)
-        return entry is not None and entry.tensors is not None
+    def ready(self, item: MMItem) -> bool:
+        """Whether its embeddings are here, as many as it has placeholders."""
+        entry = self._entries.get(item.mm_hash)
+        return entry is not None and entry.tensors is not None and entry.length == item.length
 
     def tensors(self, mm_hash: str) -> Tensors:
         tensors = self._entries[mm_hash].tensors
@@ -123,8 +121,7 @@ class EmbeddingCache:
     def poll(self) -> list[tuple[RequestKey, TransferError]]:
         """Reserve, begin and advance loads; returns the requests whose embedding failed, with the
         cause."""
-        self._begin()
-        failed: list[tuple[RequestKey, TransferError]] = []
+        failed = list(self._begin())
         for mm_hash, load in list(self._loading.items()):
             try:
                 tensors = load.poll()
@@ -140,16 +137,22 @@ class EmbeddingCache:
                 self._drop(mm_hash)
         return failed
 
-    def _begin(self) -> None:
-        if not self._unmet:
-            return
+    def _begin(self) -> Iterator[tuple[RequestKey, TransferError]]:
+        """Reserve room; the requests that expect another number of embeddings than an item has."""
         unmet = [self._requests[key] for key in self._unmet]
         for request in sorted(unmet, key=lambda r: r.order):
             for item in request.items_left:
+                entry = self._entries.get(item.mm_hash)
+                if entry is not None and entry.length != item.length:
+                    # Which of two lengths is right is known once the embeddings are here.
+                    if entry.tensors is not None:
+                        yield request.key, length_mismatch(item.mm_hash, entry.length, item.length)
+                    break
                 # Younger requests must not take room in pieces too small for this one.
                 if not self._own(item, request):
                     return
-            self._unmet.discard(request.key)
+            else:
+                self._unmet.discard(request.key)
 
     def _own(self, item: MMItem, request: Request) -> bool:
         """Make a request an owner of an item, which is asked for if it is not here; False if there
@@ -159,13 +162,12 @@ class EmbeddingCache:
             return True
         if entry is not None:
             self.hits += 1
-        elif not self._make_room(item.length * self._token_bytes, request.order):
+        elif not self._make_room(item.length * self._form.token_bytes, request.order):
             return False
         else:
-            self._loading[item.mm_hash] = self._connector.fetch(
-                item.mm_hash, _params(request, item)
-            )
-            entry = _Entry(item.length, item.length * self._token_bytes)
+            load = self._connector.fetch(item.mm_hash, _params(request, item))
+            self._loading[item.mm_hash] = load
+            entry = _Entry(item.length, item.length * self._form.token_bytes)
             self._entries[item.mm_hash] = entry
             self.size += entry.size
         self.queries += 1
@@ -208,7 +210,7 @@ class EmbeddingCache:
         if key not in self._incomplete:
             return
         request = self._requests[key]
-        if all(self.ready(item.mm_hash) for item in request.items_left):
+        if all(self.ready(item) for item in request.items_left):
             self._incomplete.discard(key)
             self._completed.append(request)
 

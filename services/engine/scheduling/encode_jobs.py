@@ -26,10 +26,14 @@ class Job:
 
 
 class EncodeJobs:
-    """By mm_hash, in the order of their coming. A job that no request waits for is dropped."""
+    """By mm_hash, in the order of their coming. A job that no request waits for is dropped.
+
+    `answered` has who got an answer about which picture in the step under way.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
+        self.answered: list[tuple[str, Waiter]] = []
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -67,7 +71,9 @@ class EncodeJobs:
     def end(self, mm_hash: str) -> list[Waiter]:
         """The picture is made, or never will be; who waited for it."""
         job = self._jobs.pop(mm_hash, None)
-        return job.waiters if job is not None else []
+        waiters = job.waiters if job is not None else []
+        self.answered += [(mm_hash, waiter) for waiter in waiters]
+        return waiters
 
     def leave(self, request_ids: Collection[str]) -> list[str]:
         """The requests wait no longer; the jobs that were dropped."""
@@ -82,6 +88,7 @@ class EncodeJobs:
             gone = [w for w in job.waiters if w.deadline is not None and w.deadline <= now]
             late += [(mm_hash, waiter) for waiter in gone]
             job.waiters = [w for w in job.waiters if w not in gone]
+        self.answered += late
         return late, self._drop()
 
     def _drop(self) -> list[str]:

@@ -150,6 +150,7 @@ class EncodeQueue:
 
     def advance(self) -> list[EncodeOutput]:
         """What is late, and what finds room in the store by now."""
+        self._jobs.answered.clear()
         return self._expire() + self._store_all()
 
     def begin(self) -> tuple[list[Prepared], list[EncodeOutput]]:
@@ -225,9 +226,11 @@ class EncodeQueue:
         return [_failed(waiter, mm_hash, error) for waiter in waiters]
 
     def fail_all(self, error: TriptychError) -> list[EncodeOutput]:
-        """After a step that raised: all requests that wait fail."""
+        """After a step that raised: those that wait fail, and those whose answers it has lost."""
         self._run.end()
-        return [output for mm_hash in self._jobs.names() for output in self._fail(mm_hash, error)]
+        for mm_hash in self._jobs.names():
+            self._fail(mm_hash, error)
+        return [_failed(waiter, mm_hash, error) for mm_hash, waiter in self._jobs.answered]
 
     def _expire(self) -> list[EncodeOutput]:
         late, dropped = self._jobs.expire(self._clock())

@@ -86,7 +86,7 @@ class Request:
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
     looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
     num_matched: int = 0  # tokens of it that were known when it was last found unable to start
-    awaits_item: str | None = None  # mm_hash of the embedding without which it cannot start
+    awaits_item: MMItem | None = None  # without whose embeddings it cannot start
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     adapter: NamedAdapter | None = None  # what computes it beside the model

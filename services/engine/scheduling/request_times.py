@@ -141,7 +141,7 @@ class StageTimes(Generic[_Work]):
 def stages_of(request: Request, embeddings: EmbeddingCache) -> list[str]:
     """What a request that has its KV, or needs none of another engine, is doing."""
     left = request.items_left
-    stages = [] if all(embeddings.ready(i.mm_hash) for i in left) else ["transfer embeddings"]
+    stages = [] if all(embeddings.ready(i) for i in left) else ["transfer embeddings"]
     if request.status is not Status.RUNNING:
         return [*stages, "queue"]
     begun = request.received or request.num_computed >= request.num_prompt

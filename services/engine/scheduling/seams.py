@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from connectors.base import Tensors
 from connectors.kv.base import Fence
 from connectors.meter import TransferStats
-from protocol.errors import TriptychError
+from protocol.errors import TransferError, TriptychError
 from protocol.registry import Rates
 from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, SamplingParams
 from services.engine.scheduling.chunks import Chunk, Work
@@ -102,6 +102,20 @@ class Meter(Protocol):
     def transferred(self, stats: Iterable[TransferStats]) -> None: ...
 
     def rates(self) -> Rates: ...
+
+
+MISMATCH = "embedding_length_mismatch"
+
+
+def length_mismatch(mm_hash: str, rows: int, tokens: int) -> TransferError:
+    """A media item has `rows` embeddings where `tokens` were expected."""
+    # With a code of its own: `EmbeddingCache` takes any other failure for a lost embedding, and
+    # proxies have those encoded again. That would not mend this one.
+    return TransferError(
+        f"media item {mm_hash[:16]}: the encoder made {rows} embeddings, its placeholder span has "
+        f"{tokens} tokens",
+        code=MISMATCH,
+    )
 
 
 class EmbeddingForm(Protocol):

@@ -55,7 +55,9 @@ class KVOffers:
         """Tell the worker that will decode a request which of its blocks are complete, as soon as
         the last step has written them."""
         if request.source.request_id in self._open:
-            full = request.num_computed // self._scheduler.blocks.block_size
+            size = self._scheduler.blocks.block_size
+            # What is behind the prompt, put out before the request came here, is not asked for.
+            full = min(request.num_computed, request.num_prompt) // size
             self._connector.advance(request.source.request_id, request.blocks[:full], self._fence)
 
     def hold(self, request: Request) -> None:

@@ -6,7 +6,7 @@ import torch
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
 from services.engine.model.embedding_layout import EmbeddingLayout
-from services.engine.scheduling.embedding_cache import MISMATCH
+from services.engine.scheduling.seams import MISMATCH
 
 TOKENS, WIDTH = 6, 8
 LAYOUT = EmbeddingLayout(WIDTH, 2, torch.float32)

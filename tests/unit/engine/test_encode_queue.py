@@ -11,6 +11,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Entry
 from connectors.ec.local import LocalEC
+from protocol.errors import InternalError
 from protocol.types import EncodeItem, EncodeRequest
 from services.engine.model.vision import VisionModel
 from services.engine.scheduling.decode_delay import RunBound
@@ -191,6 +192,30 @@ def test_a_picture_pushed_out_and_asked_for_again_has_a_new_lease(
     passes(10.0)
     tight.store.poll()
     assert tight.store.offer("x", Entry(tensors, ())) is None
+
+
+def test_a_step_that_raises_answers_those_that_it_had_ended_too(
+    tight: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is late, one has found room in the store, one waits to be encoded."""
+    tight.add(0)
+    late = EncodeRequest("late", [tight.items[3]], deadline_s=0.0, holder="late")
+    assert tight.answered() == [0]
+    tight.add(1)
+    assert tight.answered() == [] and tight.queue.blocked
+    tight.add(2)
+    tight.store.release(tight.items[0].mm_hash, None, "r0")
+    assert tight.queue.add(late) == []
+
+    def failing() -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(tight.queue._pictures, "ready", failing)
+    with pytest.raises(RuntimeError):
+        tight.queue.step()
+    told = tight.queue.fail_all(InternalError("the engine failed"))
+    assert sorted(output.request_id for output in told) == ["e1-r", "e2-r", "late"]
+    assert len(tight.queue) == 0
 
 
 def test_only_the_last_names_are_remembered() -> None:

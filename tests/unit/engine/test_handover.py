@@ -12,9 +12,10 @@ import pytest
 from connectors.config import KVConfig
 from protocol.types import RequestOutput
 from tests.conftest import ModelDir
-from tests.support.conversations import LONG
+from tests.support.conversations import LONG, asking
 from tests.support.engine_pairs import TOKENS, Pair, expected
 from tests.support.engines import engine
+from tests.support.reference import reference_generate
 
 
 @pytest.fixture
@@ -88,6 +89,19 @@ def test_all_choices_go_on_from_one_prompt(pair: Pair) -> None:
         ours = [t for o in whole if o.index == index for t in o.token_ids]
         assert pair.tokens("decode", index) == ours
         assert pair.tokens("prefill", index) == ours[:1]
+
+
+def test_blocks_behind_the_prompt_are_not_offered(pair: Pair) -> None:
+    """Prefill was told what the client has already, and computes that too."""
+    tokens = reference_generate(pair.model, asking(LONG), 40, ignore_eos=True)
+    request = msgspec.structs.replace(pair.request(max_tokens=40), emitted={0: tokens[:32]})
+    pair.to_decode(request)
+    pair.until(lambda: connected(pair))
+    pair.to_prefill(request)
+    pair.until(lambda: pair.finished("decode") == 1)
+    assert pair.tokens("prefill") == tokens[32:33]
+    assert pair.tokens("decode") == tokens[32:]
+    assert pair.decode.counters()["kv_failed"] == 0
 
 
 def test_a_request_that_ends_at_once_hands_nothing_over(pair: Pair) -> None:

@@ -122,7 +122,8 @@ def test_an_engine_that_ends_gives_its_pictures_back(model_dir: ModelDir, tmp_pa
             time.sleep(0.0005)
 
     embeddings = worker.generate.scheduler.embeddings
-    until(lambda: bool(store.wanted(missing)) and embeddings.ready(kept), worker.step)
+    first = request.mm_items[0]
+    until(lambda: bool(store.wanted(missing)) and embeddings.ready(first), worker.step)
     assert store._pinned(kept), "it is kept for a request that is not done"
 
     def broken() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,9 +17,11 @@ from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.choices import SiblingChoices
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Limits
+from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, RequestKey
 from services.engine.scheduling.scheduler import Scheduler
 
@@ -300,7 +303,7 @@ def test_a_request_that_starts_again_asks_for_its_picture_again() -> None:
     item = MMItem("ab" * 32, "image", 0, 20)
     request = case.add(40, 50, item)
     case.step()
-    assert request.awaits_item == item.mm_hash
+    assert request.awaits_item == item
     case.store_picture(item)
     for _ in range(3):
         case.step()
@@ -362,3 +365,80 @@ def test_a_request_has_its_embeddings_once_it_may_use_those_of_another() -> None
     assert embeddings.poll() == [] and embeddings.take_completed() == [first]
     case.scheduler.finish(second)
     assert embeddings.poll() == [] and embeddings.take_completed() == [third]
+
+
+def lengths_of(case: Case) -> list[tuple[str, str]]:
+    """(request, code) of those that fail at the next look at embeddings."""
+    return [(key[0], error.code) for key, error in case.scheduler.embeddings.poll()]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["on its way", "here"])
+def test_an_embedding_of_another_length_is_not_used(early: bool) -> None:
+    """Two requests name one picture, of which the second says it had more embeddings."""
+    case = Case(Limits(64, 256))
+    first = case.add(20, 1, MMItem("picture", "image", 0, 6))
+    longer = MMItem("picture", "image", 0, 9)
+    if early:
+        case.add(20, 1, longer)
+        assert lengths_of(case) == []
+    case.store_picture(first.mm_items[0])
+    if not early:
+        assert lengths_of(case) == []
+        case.add(20, 1, longer)
+    found = [*lengths_of(case), *lengths_of(case)]
+    assert set(found) == {("r2", "embedding_length_mismatch")}
+    chunks = case.scheduler.schedule(lambda request: None)
+    assert [chunk.request for chunk in chunks] == [first]
+
+
+def test_who_expects_the_right_length_does_not_fail_with_another() -> None:
+    """The request that came first is wrong about the length: the second asks anew."""
+    case = Case(Limits(64, 256))
+    case.add(20, 1, MMItem("picture", "image", 0, 6))
+    right = case.add(20, 1, MMItem("picture", "image", 0, 9))
+    other = case.add(20, 1, MMItem("other", "image", 0, 3))
+    for picture in (right.mm_items[0], other.mm_items[0]):
+        case.store_picture(picture)
+    assert lengths_of(case) == [("r1", "embedding_length_mismatch")]
+    case.scheduler.finish(case.scheduler.waiting[0])
+    assert case.scheduler.embeddings.take_completed() == [other], "none waits for it"
+    assert lengths_of(case) == []
+    assert case.scheduler.embeddings.take_completed() == [right]
+
+
+def test_a_request_that_names_a_picture_with_two_lengths_fails() -> None:
+    case = Case(Limits(64, 256))
+    items = MMItem("picture", "image", 0, 6), MMItem("picture", "image", 8, 9)
+    case.add(20, 1, *items)
+    case.store_picture(items[0])
+    assert [*lengths_of(case), *lengths_of(case)] == [("r1", "embedding_length_mismatch")]
+
+
+def test_choices_that_come_to_life_keep_the_embeddings_of_the_last_block() -> None:
+    """Each computes what is behind the last full block of the prompt again. Until then neither the
+    engine nor the producer lets go of a picture there, and of no other."""
+    case = Case(Limits(4, 64), embedding_tokens=6)
+    first, last = MMItem("first", "image", 0, 6), MMItem("last", "image", 12, 6)
+    other = MMItem("other", "image", 0, 6)
+    for item, holder in ((first, "r1"), (last, "r1"), (other, "r2")):
+        tensors = {EC_TENSOR: torch.zeros(item.length, 1)}
+        case.store.offer(item.mm_hash, Entry(tensors, (holder,)))
+    request = case.add(20, 3, first, last)
+    sampling = msgspec.structs.replace(request.sampling, n=2)
+    request.source = msgspec.structs.replace(request.source, sampling=sampling)
+    request.siblings = (1,)
+    choices = SiblingChoices(LiveRequests(), case.scheduler)
+    late = case.add(20, 1, other)
+    embeddings, held = case.scheduler.embeddings, case.store._holders.holds
+    while request.num_computed < request.num_prompt:
+        assert embeddings.poll() == []
+        for chunk in map(choices.with_siblings, case.scheduler.schedule(lambda request: None)):
+            case.scheduler.computed(chunk.request, chunk.end)
+    request.tokens.append(1)
+    assert held("last"), "the producer keeps it"
+    assert embeddings.poll() == []
+    assert embeddings.ready(last) and not embeddings.ready(other), "it was not pushed out"
+    while late.num_output == 0:
+        case.step()
+    assert embeddings.stolen == 0 and not held("first") and not held("last")
+    case.check()

@@ -92,6 +92,33 @@ async def test_a_key_is_one_tenant_over_both(
 
 
 @pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
+async def test_a_conversation_is_named_as_over_http(
+    protocol: str, method: str, message: Message, front: Frontend
+) -> None:
+    server = Server(front)
+    async with asking(server) as (ask, _), door(protocol, 0, PLACE, lambda: behind(server)) as port:
+        for named in ({}, {"x_session_id": "talk"}, {"x_session_id": "s" * 300}):
+            assert (await ask(TEXT, {"prompt": "Hi", "max_tokens": 1}, **named))[0] == 200
+            assert await told(port, method, message(front, ""), **named)
+    assert server.sessions[1::2] == server.sessions[::2] == ["", "talk", "s" * 256]
+
+
+@pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
+async def test_an_answer_ends_with_its_deadline(
+    protocol: str, method: str, message: Message, front: Frontend
+) -> None:
+    """Also where what computes it goes on."""
+    server = Server(front, endless=True, step_s=0.02, timeout_s=0.5)
+    async with door(protocol, 0, PLACE, lambda: behind(server)) as port:
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await told(port, method, message(front, ""))
+        # In our words: the library's own are of the client's deadline, which is far away.
+        assert late.value.details() == "the request's deadline has passed"
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: server.running == 0 and server.inside == 0)
+
+
+@pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
 async def test_slow_names_of_one_caller_hold_up_no_other(
     protocol: str, method: str, message: Message, front: Frontend, names: Names
 ) -> None:

@@ -200,7 +200,7 @@ def foreign_events(tokens: list[int], items: list[MMItem], salt: str = "") -> li
 @pytest.mark.parametrize("salt", ["", "tenant"])
 def test_foreign_blocks_get_our_names_from_tokens_and_media(salt: str) -> None:
     tokens = list(range(100, 126))
-    items = [MMItem("a" * 64, "image", 2, 5), MMItem("b" * 64, "image", 13, 9)]
+    items = [MMItem("a" * 64, "image", 2, 5), MMItem("b" * 64, "image", 13, 9, (1, 6, 6))]
     root = root_key(model="m", revision="r", cache_salt=salt)
     ours = [short_key(key) for key in block_keys(tokens, 4, root, items)]
     blocks = ForeignBlocks("m", "r", 1000)

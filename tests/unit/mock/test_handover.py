@@ -69,6 +69,19 @@ def test_a_proxy_that_drops_the_first_token_gets_it_again() -> None:
     run.check()
 
 
+def test_decode_gets_the_embedding_of_a_last_token_that_it_computes_again() -> None:
+    run, prefill, decode = pair()
+    items = [MMItem("pic", "image", 30, 10)]
+    request = asked("r", PROMPT, 6, mm_items=items)
+    handle = prefilled(run, prefill, request)
+    run.answers.clear()
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.clock.run()
+    assert run.tokens("r") == WORDS.answer(PROMPT, items, length=6)
+    assert decode.core.transfers.fetched == 1
+    run.check()
+
+
 @pytest.mark.parametrize("decode_first", [True, False])
 def test_decode_placed_ahead_waits_for_growing_kv_and_adopts_its_tokens(decode_first: bool) -> None:
     run, prefill, decode = pair()

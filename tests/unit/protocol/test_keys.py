@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.keys import BlockKeyChain, block_keys, mm_hash, root_key
+from protocol.kv_events import short_key
 from protocol.types import MMItem
 
 ROOT = root_key(model="m", revision="r")
@@ -69,6 +70,26 @@ def test_a_clip_at_another_pace_or_of_another_shape_is_another() -> None:
     )
     keys = [block_keys(tokens, 8, ROOT, [one])[0] for one in (clip, *others)]
     assert len(set(keys)) == 5
+
+
+def test_a_picture_of_another_shape_is_another_also_in_later_blocks() -> None:
+    """A client that names one by reference says its grid, and positions follow from that."""
+    tokens = [1, 2, *[9] * 8, *range(3, 9)]
+    wide = MMItem("a", "image", 2, 8, (1, 4, 8))
+    tall = msgspec.structs.replace(wide, grid=(1, 8, 4))
+    keys, others = (block_keys(tokens, 4, ROOT, [one]) for one in (wide, tall))
+    assert len(keys) == 4
+    assert all(a != b for a, b in zip(keys, others, strict=True))
+
+
+def test_short_keys_name_what_the_events_of_other_engines_say_too() -> None:
+    """These name media by their hash and place alone; a master must know the blocks by both."""
+    tokens = [9] * 12
+    bare = MMItem("a", "video", 2, 8)
+    clip = msgspec.structs.replace(bare, grid=(2, 4, 4), seconds_per_grid=0.5)
+    said, full = (block_keys(tokens, 4, ROOT, [one]) for one in (bare, clip))
+    assert [short_key(key) for key in full] == [short_key(key) for key in said]
+    assert all(a != b for a, b in zip(full, said, strict=True))
 
 
 def test_a_picture_after_a_block_does_not_change_it() -> None:

@@ -22,6 +22,7 @@ from tests.support.scripted_workers import (
     event,
     gather,
     handing_over,
+    place_ahead,
     steps_of,
 )
 
@@ -198,3 +199,21 @@ async def test_a_prefill_that_hangs_is_not_decodes_fault() -> None:
             await taken(stack, asking())
         assert stack.fleet.prefill[0].breaker.failures == 1
         assert stack.decode[0].breaker.failures == 0 and not stack.decode[0].suspect
+
+
+async def test_a_decode_that_begins_with_another_token_is_asked_to_go_on_from_ours() -> None:
+    """It lost the KV and computed the prompt again; what follows its own token is not the rest of
+    what the client has."""
+
+    async def otherwise(request: GenerateRequest) -> AsyncIterator[bytes]:
+        tokens = [99, 98, 97, 96] if not request.emitted else TOKENS[1:]
+        for token in tokens:
+            yield event(request, ChoiceBody(0, [token], "length" if token == tokens[-1] else None))
+        yield DONE
+
+    worker = Worker(otherwise)
+    async with before(prefill=[Worker()], decode=[worker]) as stack:
+        place_ahead(stack, "ahead")
+        assert await taken(stack, asking()) == {0: TOKENS}
+        assert [call.emitted for call in worker.calls] == [{}, {0: TOKENS[:1]}]
+        assert stack.decode[0].breaker.failures == 0, "it did as it was asked"
