@@ -150,7 +150,7 @@ class RelayStages:
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
-        begin, sink = request.sinks() if stream else (None, None)
+        begin, sink = request.sinks(instance.url) if stream else (None, None)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(

@@ -6,7 +6,15 @@ import json
 import pytest
 
 from tests.support.listening import run
-from tests.support.relay_failures import FAILURES, STREAM_FAILURES, UNASKED, hang, streaming
+from tests.support.relay_failures import (
+    ERROR,
+    FAILURES,
+    GIVEN_UP,
+    STREAM_FAILURES,
+    UNASKED,
+    hang,
+    streaming,
+)
 from tests.support.relay_workers import (
     CHAT,
     DONE,
@@ -75,6 +83,24 @@ def test_a_stream_that_breaks_ends_with_one_error(ending: str, code: str, half: 
             assert (done, rest) == (b"data: [DONE]", b"")
             assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == code
             assert await relayed.post(text()) == (200, json.dumps(WHOLE).encode())
+
+    run(work)
+
+
+@pytest.mark.parametrize("last", [GIVEN_UP, ERROR])
+def test_a_stream_that_is_given_up_counts_as_a_failure(last: bytes) -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(*EVENTS[:2], b"data: %b\n\n" % last, DONE, end="end")]
+            status, answer = await relayed.post(text(stream=True))
+            *events, error, done, rest = answer.split(b"\n\n")
+            assert status == 200 and [event + b"\n\n" for event in events] == EVENTS[:2]
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
+            assert (done, rest) == (b"data: [DONE]", b"")
+            assert relayed.gateway.fleet.decode[0].breaker.failures == 1
+            assert relayed.metric("upstream_failures_total") == 1
+            assert relayed.metric('request_errors_total{code="upstream_error"}') == 1
 
     run(work)
 
