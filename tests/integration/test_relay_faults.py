@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from protocol.errors import NotServing
 from tests.support.listening import run
 from tests.support.relay_failures import (
     ERROR,
@@ -196,6 +197,23 @@ def test_a_client_that_leaves_a_stream_ends_it() -> None:
             response.close()
             await eventually(lambda: decode.left == 1)
             assert relayed.workers["prefill"][0].aborted == []  # decode has taken the KV
+
+    run(work)
+
+
+def test_a_request_that_the_stop_ends_is_counted_once() -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [hang]
+            client = asyncio.create_task(relayed.post(text()))
+            await eventually(lambda: bool(decode.asked))
+            for connection in list(relayed.server.connections):
+                connection.end(NotServing("the server is shutting down"))  # type: ignore[union-attr]
+            assert (await client)[0] == 503
+            assert relayed.metric('request_errors_total{code="not_serving"}') == 1
+            assert relayed.metric("request_aborted_total") == 0
+            await eventually(lambda: decode.left == 1)
 
     run(work)
 
