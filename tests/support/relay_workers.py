@@ -240,9 +240,9 @@ async def relaying(
         app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)
-        server = ServerState()
+        state = ServerState()
         protocol = functools.partial(
-            connection_class(relay), uvicorn.Config(app, log_config=None), server, {}
+            connection_class(relay), uvicorn.Config(app, log_config=None), state, {}
         )
         listener = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
         stack.callback(listener.close)
@@ -250,7 +250,7 @@ async def relaying(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         probing = asyncio.create_task(finding_well(fleet))
         stack.callback(probing.cancel)
-        yield Relayed(url, workers, gateway, relay, metrics, session, server)
+        yield Relayed(url, workers, gateway, relay, metrics, session, state)
 
 
 def text(**more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.event_frames import event_frames
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import BlockRemoved, BlockStored, encode_batch, short_key
+from protocol.kv_events import BlockHash, BlockRemoved, BlockStored, encode_batch, short_key
 from protocol.registry import Load
 from protocol.types import MMItem
 from services.master.index.foreign_blocks import ForeignBlocks
@@ -233,7 +233,7 @@ def test_the_bound_of_foreign_blocks_follows_the_cache_that_is_read_of_a_worker(
     fleet, slot = made.registry.fleet("m"), made.registry.instances["w"].slot
 
     def stored(first: int) -> BlockStored:
-        names = list(range(first, first + 5))
+        names: list[BlockHash] = [*range(first, first + 5)]
         return BlockStored(names, None, list(range(2 * first, 2 * first + 10)), 2)
 
     hear(made, "w", stored(0))
