@@ -131,8 +131,9 @@ class RelayedRequest(RequestState):
     def sinks(self, url: str) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
         """What takes the first events of the stream of the worker at `url`, which have been
         checked, and what takes the later ones."""
-        begin: Callable[[bytes], None] = self.response.begin
-        sink: Callable[[bytes], None] = self.response.forward
+        self.response.held = b""  # of an attempt before
+        begin: Callable[[bytes], None] = self.response.offer
+        sink: Callable[[bytes], None] = self.response.show
         if self.recorder is not None:
             begin = sink = self.recorder.feed
         sink = going_on(url, sink)

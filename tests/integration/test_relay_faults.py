@@ -11,6 +11,7 @@ from tests.support.relay_failures import (
     ERROR,
     FAILURES,
     GIVEN_UP,
+    ROLE,
     STREAM_FAILURES,
     UNASKED,
     hang,
@@ -84,6 +85,20 @@ def test_a_stream_that_breaks_ends_with_one_error(ending: str, code: str, half: 
             assert (done, rest) == (b"data: [DONE]", b"")
             assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == code
             assert await relayed.post(text()) == (200, json.dumps(WHOLE).encode())
+
+    run(work)
+
+
+def test_a_role_comes_with_what_follows_it() -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(ROLE, EVENTS[0], ROLE, DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + EVENTS[0] + ROLE + DONE)
+            decode.script = [streaming(ROLE + EVENTS[0], DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + EVENTS[0] + DONE)
+            decode.script = [streaming(ROLE, DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + DONE)
 
     run(work)
 

@@ -71,6 +71,7 @@ async def endless_head(worker: Worker, asked: Asked, writer: asyncio.StreamWrite
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 ERROR = b'{"error":{"message":"it broke","code":500}}'
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 GIVEN_UP = b'{"choices":[{"index":0,"message":{"content":""},"finish_reason":"abort"}]}'
 FAILURES = {
     "garbage": saying(b"<html>oops</html>"),
@@ -101,9 +102,9 @@ STREAM_FAILURES = {
     "an event that is too deep": streaming(b'data: {"choices": %b}\n\n' % DEEP),
     "an error event": streaming(b"data: " + ERROR + b"\n\n", DONE, end="end"),
     "given up at once": streaming(b"data: " + GIVEN_UP + b"\n\n", DONE, end="end"),
-    "given up before the first token": streaming(
-        EVENTS[0].replace(b'"0"', b'""') + b"data: " + GIVEN_UP + b"\n\n" + DONE, end="end"
-    ),
+    "given up beside its role": streaming(ROLE + b"data: " + GIVEN_UP + b"\n\n" + DONE, end="end"),
+    "given up after its role": streaming(ROLE, b"data: " + GIVEN_UP + b"\n\n", DONE, end="end"),
+    "dropped after its role": streaming(ROLE, end="drop"),
     "JSON instead of a stream": saying(json.dumps(WHOLE).encode()),
 }
 UNASKED = {"a stream that was not asked for": streaming(EVENTS[0])}
