@@ -2,8 +2,8 @@
 
 Every call is counted, timed, and its failure charged to the worker it counts against. A failure
 that a request has met at one worker and meets again at another is the request's own: the first
-worker is forgiven, the second one is not charged. A worker that takes no more requests is out of
-choice at once, and the attempt there does not count.
+worker is forgiven this request's charges, the second one is not charged. A worker that takes no
+more requests is out of choice at once, and the attempt there does not count.
 """
 
 from __future__ import annotations
@@ -103,11 +103,13 @@ class Dispatch:
         # A call that never reached its worker says nothing of the request.
         first = tries.seen.setdefault(failure.kind, instance) if failure.sent else instance
         if first is not instance and not failure.gone:
-            first.breaker.forgive()
+            first.breaker.forgive(tries.charges.pop(failure.kind, ()))
             return
         # Passed over until a probe finds it well: the breaker opens only after several failures.
         instance.suspect = True
-        instance.breaker.failed(time.monotonic())
+        charge = instance.breaker.failed(time.monotonic())
+        if failure.sent and first is instance:
+            tries.charges.setdefault(failure.kind, []).append(charge)
 
     async def tried(
         self,
@@ -168,8 +170,7 @@ class Dispatch:
         now = time.monotonic()
         if not (failure_of(error).retry and self._retrying.most) or now >= tries.deadline:
             return False
-        since = now if tries.waiting_since is None else tries.waiting_since
-        if error is not tries.excused or now - since >= self._retrying.failover_s:
+        if error is not tries.excused or tries.waited_s(now) >= self._retrying.failover_s:
             tries.failures += 1
         tries.excused = None  # a kept error would keep all frames that it has passed
         return tries.failures <= self._retrying.most
@@ -179,12 +180,12 @@ class Dispatch:
         not waited long enough."""
         now = time.monotonic()
         owed = tries.begun or tries.waiting_since is not None
-        since = now if tries.waiting_since is None else tries.waiting_since
-        if not owed or now - since >= self._retrying.failover_s:
+        if not owed or tries.waited_s(now) >= self._retrying.failover_s:
             raise error
         # Looked at again and again: a worker may be chosen again without an event that says so, as
         # when its breaker's cooldown is over.
-        tries.waiting_since = since
+        if tries.waiting_since is None:
+            tries.waiting_since = now
         await asyncio.sleep(min(_LOOK_S, tries.left_s))
 
     async def _backoff(self, tries: Tries) -> None:
@@ -235,10 +236,9 @@ class Calling(Call):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        instance = self._instance
+        instance, tries = self._instance, self._tries
         instance.in_flight -= 1
         self.end = now = time.monotonic()
-        tries = self._tries
         del self._tries  # the record that keeps this outlives the request and its body
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):

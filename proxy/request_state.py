@@ -29,6 +29,7 @@ class Tries:
     `in_a_row`: those of them that nothing has come of since something did.
     `failures`: as many of these as count.
     `seen`: by way of failing, the worker that failed so first.
+    `charges`: by way of failing, what that worker's breaker was charged for it.
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
@@ -44,6 +45,7 @@ class Tries:
     in_a_row: int = field(init=False, default=0)
     failures: int = field(init=False, default=0)
     seen: dict[str, Instance] = field(default_factory=dict)
+    charges: dict[str, list[int]] = field(init=False, default_factory=dict)
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
@@ -57,6 +59,10 @@ class Tries:
         if left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return left
+
+    def waited_s(self, now: float) -> float:
+        """Seconds since it was first left without a worker, 0 if it was not."""
+        return 0.0 if self.waiting_since is None else now - self.waiting_since
 
     @property
     def begun(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ class Breaker:
     cooldown_s: float = 10.0
     failures: int = 0
     open_until: float = 0.0
+    _row: int = 0  # the number of the failures in a row that are counted
 
     @property
     def closed(self) -> bool:
@@ -49,16 +50,20 @@ class Breaker:
             self.open_until = now + self.cooldown_s
 
     def succeeded(self) -> None:
-        self.failures = 0
+        if self.failures:
+            self.failures, self._row = 0, self._row + 1
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float) -> int:
+        """Count a failure; what it returns takes this one back, see `forgive`."""
         self.failures += 1
         if not self.closed:
             self.open_until = now + self.cooldown_s
+        return self._row
 
-    def forgive(self) -> None:
-        """The last failure was not the worker's fault."""
-        self.failures = max(0, self.failures - 1)
+    def forgive(self, charges: Iterable[int]) -> None:
+        """Failures, by what `failed` returned, were not the worker's fault; once for each."""
+        # A success since then has cleared them already: those that count are of other requests.
+        self.failures -= sum(charge == self._row for charge in charges)
 
 
 def stage_of(role: WorkingRole) -> Role:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -30,6 +29,7 @@ _SILENT_S = 7.0  # more than the watcher of the fleet waits for an answer
 _UNHEARD_S = 2.0  # for which a master that is not present is waited for
 _TOGETHER_S = 0.01  # reports that come within this go in one call
 _TELL_S = 2.0  # what a master does not take in time lapses there
+_AGAIN_S = 1.0  # between two tries to tell what no master has taken
 _MOST_REPORTS = 4096
 
 
@@ -161,7 +161,9 @@ def _from_msgpack(answer: bytes, kind: type[_T]) -> _T:
 
 class Reporter:
     """Reports stages that have ended, in batches, and of workers that take no requests. What cannot
-    be told lapses at the master. At most `_MOST_REPORTS` reports wait; the oldest are dropped."""
+    be told lapses at the master, but for ends of requests, which would keep their tenants' shares
+    until then: these are told later. At most `_MOST_REPORTS` reports wait; the oldest are
+    dropped."""
 
     def __init__(self, client: MasterClient) -> None:
         self._client = client
@@ -188,12 +190,28 @@ class Reporter:
             suspects, self._suspects = self._suspects, {}
             reports = list(self._waiting)
             self._waiting.clear()
+            told = not reports
             if self._client.present:
                 for name, generation in suspects.items():
                     await self._tell(SUSPECT_PATH, Suspected(name, generation))
                 if reports:
-                    await self._tell(FINISHED_PATH, FinishedReports(reports))
+                    told = await self._tell(FINISHED_PATH, FinishedReports(reports))
+            if not told:
+                self._keep_ends(reports)
+                await asyncio.sleep(_AGAIN_S)
 
-    async def _tell(self, path: str, body: Suspected | FinishedReports) -> None:
-        with contextlib.suppress(TriptychError):
+    def _keep_ends(self, reports: Sequence[Finished]) -> None:
+        """To be told again. Of how the workers did only that it is not known: it would be old."""
+        ends = [Finished(one.request_id, aborted=True) for one in reports if one.stage == "request"]
+        # Not by `extendleft`: at the bound it would drop the newest.
+        self._waiting = deque([*ends, *self._waiting], _MOST_REPORTS)
+        if self._waiting:
+            self._some.set()
+
+    async def _tell(self, path: str, body: Suspected | FinishedReports) -> bool:
+        """Whether a master has taken it."""
+        try:
             await self._client.post(path, body, LeaseAnswer, time.monotonic() + _TELL_S)
+        except TriptychError:
+            return False
+        return True

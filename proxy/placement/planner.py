@@ -5,6 +5,7 @@ The need of a rendered request is made here, by exact keys; of others by `proxy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,6 +148,7 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
     """Of an attempt of a rendered request. Keys are made only if a master is asked."""
     adapted = bool(wanted.adapter_revision)
 
+    @functools.cache  # relayed requests keep their need over all attempts
     def keys(block_size: int) -> list[int]:
         root = root_key(
             model=names.keyed,

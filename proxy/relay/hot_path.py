@@ -43,7 +43,7 @@ class HotPath(Protocol):
         """The request has ended, with or without an answer."""
 
     def observe(self, error: TriptychError) -> None:
-        """Told of requests that are turned away."""
+        """Told of requests that are turned away, or ended from here: a client's leaving too."""
 
     def over(self, reply: ClientResponse) -> None:
         """Told of every answer once no more of it is sent."""

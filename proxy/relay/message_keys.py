@@ -6,6 +6,7 @@ first in a prompt comes first here. Four bytes count as a token, a media item as
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -21,8 +22,8 @@ _FIRST = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs
 _ENCODER = msgspec.json.Encoder()
 
 
-def predicted_need(body: RequestBody) -> tuple[Need, list[str]]:
-    """The need of a request by its messages, without an attempt's id; names of its media."""
+def predicted_need(body: RequestBody, request_id: str) -> tuple[Need, list[str]]:
+    """The need of an attempt of a request by its messages; names of its media."""
     # Over what an encoder is sent: under other options the same picture has other embeddings.
     names = [digest_of(body.encode_body(item)).hex() for item in body.items]
     text, offsets = _written(body, names)
@@ -36,12 +37,17 @@ def predicted_need(body: RequestBody) -> tuple[Need, list[str]]:
         for item, mm_hash, offset in zip(body.items, names, offsets, strict=True)
     ]
     root = _root(body.fields)
+
+    @functools.cache  # a long prompt has thousands of keys, which every attempt takes along
+    def keys(block_size: int) -> list[int]:
+        return chained(root, text, block_size * _BYTES_PER_TOKEN)
+
     need = Need(
-        "",
+        request_id,
         max(1, -(-len(text) // _BYTES_PER_TOKEN)),
         _max_tokens(body.fields),
         items,
-        lambda block_size: chained(root, text, block_size * _BYTES_PER_TOKEN),
+        keys,
         _model(body.fields),
         predicted=True,
     )

@@ -7,7 +7,6 @@ the media's bytes: the same prompt has the same keys, and the same beginning the
 
 from __future__ import annotations
 
-import functools
 import random
 from array import array
 from dataclasses import replace
@@ -49,18 +48,20 @@ class Needs:
 
         The request is rendered once, however often it is tried or waits for a worker: again only
         if the fleet serves its model by another name by now."""
+        # Clients may repeat an id: the master would take the second request for the first one.
+        name = f"{request.request_id}-{random.getrandbits(64):016x}"
         known = request.description
         if known is None or known.served_as != self._served_as(known.asked):
-            known = request.description = await self._described(request)
+            known = request.description = await self._described(request, name)
         request.names, request.exact = known.names, known.exact
         # With encode workers the encode stage names the items, where it does not replace them.
         if known.exact and known.names and not self._fleet.encode:
             request.body.name_items(known.names)
-        # Clients may repeat an id: the master would take the second request for the first one.
-        name = f"{request.request_id}-{random.getrandbits(64):016x}"
-        return replace(known.need, request_id=name)
+        need = known.need
+        return need if need.request_id == name else replace(need, request_id=name)
 
-    async def _described(self, request: RelayedRequest) -> Description:
+    async def _described(self, request: RelayedRequest, name: str) -> Description:
+        """`name`: of the attempt that begins."""
         prompt = self._readable(request)
         asked = None if prompt is None else prompt.model
         served_as = self._served_as(asked)
@@ -70,12 +71,10 @@ class Needs:
             wanted = await _render(self._frontend, prompt, request.request_id)
         items = len(request.body.items)
         if wanted is not None and len(wanted.mm_items) == items:
-            need, exact = need_of(_packed(wanted), served_as.keyed), True
+            need, exact = need_of(_packed(wanted, name), served_as.keyed), True
             names = [item.mm_hash for item in wanted.mm_items]
         else:
-            (need, names), exact = predicted_need(request.body), False
-        # A long prompt has thousands of keys, which every attempt takes along.
-        need = replace(need, keys=functools.cache(need.keys))
+            (need, names), exact = predicted_need(request.body, name), False
         return Description(need, names, exact, asked, served_as)
 
     def _readable(
@@ -125,10 +124,11 @@ async def _render(
     return prompts[0].generate if len(prompts) == 1 else None
 
 
-def _packed(wanted: GenerateRequest) -> GenerateRequest:
-    """With token ids of four bytes instead of some thirty: they are kept as long as the request."""
+def _packed(wanted: GenerateRequest, name: str) -> GenerateRequest:
+    """With this id, and with token ids of four bytes instead of some thirty: they are kept as long
+    as the request."""
     packed: Any = array("i", wanted.token_ids)
-    return msgspec.structs.replace(wanted, token_ids=packed)
+    return msgspec.structs.replace(wanted, request_id=name, token_ids=packed)
 
 
 def _is_at_hand(item: MediaItem) -> bool:

@@ -152,8 +152,7 @@ class Relay:
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
             if not deadline.passed:
-                self.observe(RequestAborted("the client left"))
-                raise
+                raise  # counted by the listener, which knows why
             self._fail(response, DeadlineExceeded("the request's deadline has passed"))
         except Refused as refused:
             self._refuse(response, refused)

@@ -15,6 +15,7 @@ from proxy.relay.bodies import RequestBody
 from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
+from proxy.relay.response_validation import going_on
 from proxy.relay.resume.recorder import Recorder
 from proxy.request_state import RequestState
 from proxy.upstream.connection_pool import ConnectionPool
@@ -127,12 +128,15 @@ class RelayedRequest(RequestState):
             return self.fields
         return self.fields + self.consumer.header
 
-    def sinks(self) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
-        """What takes a stream's first events, and what takes the later ones."""
-        begin: Callable[[bytes], None] = self.response.begin
-        sink: Callable[[bytes], None] = self.response.forward
+    def sinks(self, url: str) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
+        """What takes the first events of the stream of the worker at `url`, which have been
+        checked, and what takes the later ones."""
+        self.response.held = b""  # of an attempt before
+        begin: Callable[[bytes], None] = self.response.offer
+        sink: Callable[[bytes], None] = self.response.show
         if self.recorder is not None:
             begin = sink = self.recorder.feed
+        sink = going_on(url, sink)
         if self.cached_tokens is not None and self.body.fields.get("stream_options"):
             # Only such streams tell a count; the others' events are not looked at.
             return recounted(self.cached_tokens, begin), recounted(self.cached_tokens, sink)

@@ -12,12 +12,15 @@ from proxy.upstream.answer import Answer
 from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, header_lines, response_head
 
 _DONE = b"data: [DONE]\n\n"
+# As vLLM writes it, once it has the first token: it waits for little. A role that is written in
+# another way is shown at once.
+_ROLE = b'"role":"assistant","content":""'
 _TAIL = 1 << 16  # bytes at the end of an answer: its usage may stand before the prompt's token ids
 
 
 class ClientResponse:
     """Either `whole`, or `begin`, any number of `forward` and `end`; `fail` fits both. `show` is
-    the first or the second of these.
+    the first or the second of these, `offer` the first unless it has to wait.
 
     Nothing is written once the client has left. `events` counts what a stream has had.
     `record` has what is known of the request.
@@ -42,6 +45,7 @@ class ClientResponse:
         self.status = 0
         self.ended = False
         self.events = 0
+        self.held = b""  # the role of a stream that has not begun
 
     @property
     def started(self) -> bool:
@@ -87,12 +91,20 @@ class ClientResponse:
         self._write(head)
         self.forward(first)
 
+    def offer(self, first: bytes) -> None:
+        """The first events of a stream. A role alone waits for `show` of those that follow: as long
+        as the client has had nothing, another worker may answer."""
+        if _ROLE in first and first.count(b"\n\n") == 1:
+            self.held = first
+        else:
+            self.begin(first)
+
     def show(self, events: bytes) -> None:
         """More of a stream, with its head if it has not begun."""
-        if self.started:
+        if self.status:
             self.forward(events)
         else:
-            self.begin(events)
+            self.begin(self.held + events)
 
     def forward(self, events: bytes) -> None:
         # By the line ends that vLLM and our workers write; a piece with others counts as one event.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import CallFailed, Refused
+from proxy.upstream.sse import data_of, events_of
 
 _T = TypeVar("_T")
+GIVEN_UP = ("abort", "error")
+"""Finish reasons of a worker that has given an answer up."""
+# A quote inside a JSON string has a backslash before it: of answers that contain neither, none says
+# that it was given up, and few others have to be decoded.
+_ABORT, _ERROR = (b'"%b"' % reason.encode() for reason in GIVEN_UP)
+_LONGEST_WORDS = 200
 
 
 class Chat(msgspec.Struct):
@@ -47,6 +55,16 @@ class _Event(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class _Ending(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: Any = None
+
+
+_ENDING = msgspec.json.Decoder(_Ending)
 _CHAT, _PREFILLED = msgspec.json.Decoder(Chat), msgspec.json.Decoder(Prefilled)
 _ENCODED, _EVENT = msgspec.json.Decoder(Encoded), msgspec.json.Decoder(_Event)
 
@@ -77,7 +95,8 @@ def encoded(url: str, answer: Answer) -> dict[str, Any]:
 
 
 def check_stream(url: str, answer: Answer) -> None:
-    """Raises `Refused`, or `CallFailed` unless it is an event stream whose first event is one."""
+    """Raises `Refused`, or `CallFailed` unless it is an event stream whose first event is one. The
+    events that came with that must not give the answer up."""
     check_status(url, answer)
     if not answer.is_stream:
         raise _wrong_type(url, answer)
@@ -97,6 +116,53 @@ def check_stream(url: str, answer: Answer) -> None:
         raise Refused(url, Answer(status, b"application/json", data))
     if event.choices is None:
         raise CallFailed(message, "garbage")
+    if _may_give_up(answer.body):
+        for each in events_of(answer.body):
+            _check_goes_on(url, data_of(each))
+
+
+def going_on(url: str, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """`sink`, for whole events of a worker's stream. One by which the worker gives the answer up
+    does not get there, but those before it do: `CallFailed` is raised."""
+
+    def feed(events: bytes) -> None:
+        if not _may_give_up(events):
+            sink(events)
+            return
+        good = 0
+        try:
+            for event in events_of(events):
+                _check_goes_on(url, data_of(event))
+                good += len(event)
+        finally:
+            if good:
+                sink(events[:good])
+
+    return feed
+
+
+def _may_give_up(data: bytes) -> bool:
+    return _ABORT in data or _ERROR in data
+
+
+def _check_goes_on(url: str, data: bytes) -> None:
+    """`CallFailed` if an answer, or an event of one, gives the answer up. What is malformed is
+    judged elsewhere."""
+    if not _may_give_up(data):
+        return
+    try:
+        said = _parsed(data, _ENDING)
+    except ValueError:
+        return
+    if said.error is not None:
+        raise CallFailed(f"{url} failed: {_words(said.error)}", "failed")
+    if any(choice.finish_reason in GIVEN_UP for choice in said.choices or ()):
+        raise CallFailed(f"{url} gave the request up", "aborted")
+
+
+def _words(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or error)[:_LONGEST_WORDS]
 
 
 def _first_data(body: bytes) -> bytes:
@@ -109,10 +175,12 @@ def _decoded(url: str, answer: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     if b"json" not in answer.content_type:
         raise _wrong_type(url, answer)
     try:
-        return _parsed(answer.body, decoder)
+        found = _parsed(answer.body, decoder)
     except ValueError:
         message = f"{url} answered with something that is not valid JSON"
         raise CallFailed(message, "garbage") from None
+    _check_goes_on(url, answer.body)
+    return found
 
 
 def _parsed(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:

@@ -225,6 +225,7 @@ class ClientConnection(Listener):
         except asyncio.CancelledError:
             if self._ended_by is None:
                 reply.record.outcome = RequestAborted.code
+                self._hot.observe(RequestAborted("the client left"))
                 raise
             self._hot.observe(self._ended_by)
             reply.fail(self._ended_by)

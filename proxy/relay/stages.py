@@ -127,8 +127,7 @@ class RelayStages:
             return request.body.prefill_body(request.media, references=references)
 
         pool = self._pools.of(instance)
-        call = self._dispatch.calling(request, instance, "prefill")
-        with call:
+        with self._dispatch.calling(request, instance, "prefill") as call:
             exchange, answer = await self._ask(request, pool, body, self._prefill_limits)
             exchange.abort()  # should it stream, against all agreement
             found = prefilled(pool.url, answer)
@@ -150,7 +149,7 @@ class RelayStages:
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
-        begin, sink = request.sinks() if stream else (None, None)
+        begin, sink = request.sinks(instance.url) if stream else (None, None)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(
@@ -158,8 +157,7 @@ class RelayStages:
             )
 
         pool, first_s = self._pools.of(instance), 0.0
-        call = self._dispatch.calling(request, instance, "decode")
-        with call:
+        with self._dispatch.calling(request, instance, "decode") as call:
             exchange, answer = await self._ask(request, pool, body, limits, sink)
             try:
                 (check_stream if stream else check_whole)(pool.url, answer)
@@ -195,8 +193,9 @@ class RelayStages:
     ) -> None:
         """The stream as it comes, from its first event on."""
         response, first = request.response, time.monotonic()
-        self._metrics.ttft.observe(first - request.start)
-        request.record.first_output(first)
+        if not request.record.first_at:  # else an attempt before had come as far
+            self._metrics.ttft.observe(first - request.start)
+            request.record.first_output(first)
         request.source(exchange)
         try:
             begin(answer.body)

@@ -5,8 +5,18 @@ import json
 
 import pytest
 
+from protocol.errors import NotServing
 from tests.support.listening import run
-from tests.support.relay_failures import FAILURES, STREAM_FAILURES, UNASKED, hang, streaming
+from tests.support.relay_failures import (
+    ERROR,
+    FAILURES,
+    GIVEN_UP,
+    ROLE,
+    STREAM_FAILURES,
+    UNASKED,
+    hang,
+    streaming,
+)
 from tests.support.relay_workers import (
     CHAT,
     DONE,
@@ -75,6 +85,38 @@ def test_a_stream_that_breaks_ends_with_one_error(ending: str, code: str, half: 
             assert (done, rest) == (b"data: [DONE]", b"")
             assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == code
             assert await relayed.post(text()) == (200, json.dumps(WHOLE).encode())
+
+    run(work)
+
+
+def test_a_role_comes_with_what_follows_it() -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(ROLE, EVENTS[0], ROLE, DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + EVENTS[0] + ROLE + DONE)
+            decode.script = [streaming(ROLE + EVENTS[0], DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + EVENTS[0] + DONE)
+            decode.script = [streaming(ROLE, DONE, end="end")]
+            assert await relayed.post(text(stream=True)) == (200, ROLE + DONE)
+
+    run(work)
+
+
+@pytest.mark.parametrize("last", [GIVEN_UP, ERROR])
+def test_a_stream_that_is_given_up_counts_as_a_failure(last: bytes) -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(*EVENTS[:2], b"data: %b\n\n" % last, DONE, end="end")]
+            status, answer = await relayed.post(text(stream=True))
+            *events, error, done, rest = answer.split(b"\n\n")
+            assert status == 200 and [event + b"\n\n" for event in events] == EVENTS[:2]
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
+            assert (done, rest) == (b"data: [DONE]", b"")
+            assert relayed.gateway.fleet.decode[0].breaker.failures == 1
+            assert relayed.metric("upstream_failures_total") == 1
+            assert relayed.metric('request_errors_total{code="upstream_error"}') == 1
 
     run(work)
 
@@ -170,6 +212,23 @@ def test_a_client_that_leaves_a_stream_ends_it() -> None:
             response.close()
             await eventually(lambda: decode.left == 1)
             assert relayed.workers["prefill"][0].aborted == []  # decode has taken the KV
+
+    run(work)
+
+
+def test_a_request_that_the_stop_ends_is_counted_once() -> None:
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [hang]
+            client = asyncio.create_task(relayed.post(text()))
+            await eventually(lambda: bool(decode.asked))
+            for connection in list(relayed.server.connections):
+                connection.end(NotServing("the server is shutting down"))  # type: ignore[union-attr]
+            assert (await client)[0] == 503
+            assert relayed.metric('request_errors_total{code="not_serving"}') == 1
+            assert relayed.metric("request_aborted_total") == 0
+            await eventually(lambda: decode.left == 1)
 
     run(work)
 

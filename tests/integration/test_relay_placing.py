@@ -19,6 +19,9 @@ from tests.support.stack import Process, Stack, call, metric, running
 
 ROLES = ("encode", "prefill", "decode")
 LONG = "You are a patient assistant who looks at pictures of shapes. " * 12
+# The master learns how fast the workers are by how long calls take: of two that are alike one looks
+# slower by what else the machine did meanwhile. A cached prefix has to save far more than that.
+SLOW = "--prefill-token-ms", "5"
 until = partial(waiting.until, bound_s=20.0)
 
 
@@ -49,7 +52,7 @@ def site(model_dir: ModelDir) -> Iterator[Site]:
     with running(model) as stack:
         flags = ("--admin-api-key", "secret", "--probe-interval", "0.1")
         master = stack.start_plain("services.master", *flags)
-        workers = {role: [mock(stack, role) for _ in range(2)] for role in ROLES}
+        workers = {role: [mock(stack, role, *SLOW) for _ in range(2)] for role in ROLES}
         master.wait_ready()
         for role, some in workers.items():
             for worker in some:

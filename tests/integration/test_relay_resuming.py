@@ -49,7 +49,7 @@ def test_cases_hold_characters_back_and_end_in_both_ways() -> None:
     assert [FIRST_HALF in each[-1].ids for each in made] == [False, True, False]
 
 
-@pytest.mark.parametrize("ending", ["drop", "end", "mark", "garbage", "error", "hang"])
+@pytest.mark.parametrize("ending", ["drop", "end", "mark", "garbage", "error", "abort", "hang"])
 def test_however_it_breaks(ending: str) -> None:
     body = asking(stream_options=USAGE)
     expected = undisturbed(body)

@@ -11,6 +11,8 @@ from tests.support.relay_workers import CHAT, DONE, Asked, Worker, begin, chunk,
 
 EOS, FIRST_HALF, SECOND_HALF = 0, 1, 2
 PENALTY = 1.25
+# A choice of a chat's stream, and of a continuation.
+ABORTED = {"index": 0, "delta": {}, "text": "", "token_ids": [], "finish_reason": "abort"}
 FINGERPRINT = "greedy-1"
 WORDS = [b" w%d" % number for number in range(40)]
 WORDS[7], WORDS[9] = b' "token_ids":[1]', b"\n\ndata: "
@@ -185,6 +187,7 @@ class Greedy(Worker):
             last = {
                 "end": b"", "mark": DONE, "garbage": b"data: {nonsense}\n\n",
                 "error": event(error={"message": "engine died", "code": 500}) + DONE,
+                "abort": event(choices=[ABORTED]) + DONE,
             }[self.ending]  # fmt: skip
             if last:
                 await chunk(writer, last)

@@ -71,6 +71,8 @@ async def endless_head(worker: Worker, asked: Asked, writer: asyncio.StreamWrite
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 ERROR = b'{"error":{"message":"it broke","code":500}}'
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+GIVEN_UP = b'{"choices":[{"index":0,"message":{"content":""},"finish_reason":"abort"}]}'
 FAILURES = {
     "garbage": saying(b"<html>oops</html>"),
     "half a JSON": saying(b'{"choices": [{"index"'),
@@ -88,6 +90,8 @@ FAILURES = {
     "429": saying(ERROR, status=429),
     "hang": hang,
     "drop": drop,
+    "given up": saying(GIVEN_UP),
+    "an error with a choice": saying(GIVEN_UP[:-1].replace(b"abort", b"stop") + b"," + ERROR[1:]),
 }
 STREAM_FAILURES = {
     **FAILURES,
@@ -97,6 +101,10 @@ STREAM_FAILURES = {
     "an event that is not UTF-8": streaming(b'data: {"choices": ["\xff"]}\n\n'),
     "an event that is too deep": streaming(b'data: {"choices": %b}\n\n' % DEEP),
     "an error event": streaming(b"data: " + ERROR + b"\n\n", DONE, end="end"),
+    "given up at once": streaming(b"data: " + GIVEN_UP + b"\n\n", DONE, end="end"),
+    "given up beside its role": streaming(ROLE + b"data: " + GIVEN_UP + b"\n\n" + DONE, end="end"),
+    "given up after its role": streaming(ROLE, b"data: " + GIVEN_UP + b"\n\n", DONE, end="end"),
+    "dropped after its role": streaming(ROLE, end="drop"),
     "JSON instead of a stream": saying(json.dumps(WHOLE).encode()),
 }
 UNASKED = {"a stream that was not asked for": streaming(EVENTS[0])}

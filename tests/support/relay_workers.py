@@ -161,6 +161,7 @@ class Relayed:
     relay: Relay
     metrics: ProxyMetrics
     session: aiohttp.ClientSession
+    server: ServerState
 
     @property
     def in_flight(self) -> int:
@@ -239,8 +240,9 @@ async def relaying(
         app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)
+        state = ServerState()
         protocol = functools.partial(
-            connection_class(relay), uvicorn.Config(app, log_config=None), ServerState(), {}
+            connection_class(relay), uvicorn.Config(app, log_config=None), state, {}
         )
         listener = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
         stack.callback(listener.close)
@@ -248,7 +250,7 @@ async def relaying(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         probing = asyncio.create_task(finding_well(fleet))
         stack.callback(probing.cancel)
-        yield Relayed(url, workers, gateway, relay, metrics, session)
+        yield Relayed(url, workers, gateway, relay, metrics, session, state)
 
 
 def text(**more: Any) -> dict[str, Any]:

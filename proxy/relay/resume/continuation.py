@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from protocol.decoding import decoded
+from proxy.relay.response_validation import GIVEN_UP
 from proxy.relay.resume.progress import Chunks, Progress
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
@@ -73,6 +74,8 @@ class Continuation:
         same = ids[:known] == self._again[:known] and text.startswith(self._text_again[:known_text])
         if not same or progress.finish is not None:
             raise self._broken("does not go on where the stream broke", "diverged")
+        if piece.finish_reason in GIVEN_UP:
+            raise self._broken("gave the request up", "aborted")
         self._again, self._text_again = self._again[known:], self._text_again[known_text:]
         new, new_text = ids[known:], text[known_text:]
         # Of ids that come together it is not known which text is whose.

@@ -19,7 +19,6 @@ _NOT_HEAD = frozenset(("choices", "usage", "prompt_token_ids", "prompt_text", "m
 _IDS = re.compile(rb'token_ids":\s*\[[\d,\s]*\]')
 _NO_IDS = b'token_ids":null'
 _NOTHING, _GOES_ON = b'"delta":{}', b'"finish_reason":null'
-_LONGEST_WORDS = 200
 
 
 class _Choice(msgspec.Struct):
@@ -34,7 +33,6 @@ class _Chunk(msgspec.Struct):
     usage: Any = None
     prompt_token_ids: list[int] | None = None
     system_fingerprint: str | None = None
-    error: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
@@ -84,8 +82,6 @@ class Recorder:
         chunk = self._decoded(said)
         if chunk is None:
             progress.exact = False
-        elif chunk.error is not None:
-            raise CallFailed(f"{self._url} failed: {_words(chunk.error)}", "failed")
         elif progress.head is None:
             self._begin(said, chunk)
         if chunk is not None and progress.exact:
@@ -127,8 +123,3 @@ class Recorder:
         if progress.exact:
             progress.add(token_ids, text, sure=len(token_ids) == 1 and bool(text))
             progress.finish = choice.finish_reason
-
-
-def _words(error: Any) -> str:
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or error)[:_LONGEST_WORDS]

@@ -164,7 +164,8 @@ class _Collector(Collector):
         )
         events = CounterMetricFamily(
             PREFIX + "events",
-            "Cache events that were applied, by model and kind.",
+            "Cache events that were applied, by model and kind; blocks_unmatched: blocks of other"
+            " engines that could not be named, so that no request finds them.",
             labels=["model", "kind"],
         )
         for model, fleet in self._master.registry.fleets.items():

@@ -29,6 +29,7 @@ class EventCounts:
 
     blocks_stored: int = 0
     blocks_removed: int = 0
+    blocks_unmatched: int = 0  # of another engine, which cannot be named as ours are
     media_stored: int = 0
     media_removed: int = 0
     ignored: int = 0
@@ -82,6 +83,7 @@ class CacheEvents:
         self.counts.blocks_stored += len(event.block_hashes)
         if instance.info.foreign:
             keys = self._foreign(instance, source).stored(event)
+            self.counts.blocks_unmatched += len(event.block_hashes) - len(keys)
         else:
             keys = list(map(short_key, event.block_hashes))
         instance.held_blocks.add(source, keys)
@@ -110,7 +112,9 @@ class CacheEvents:
         """The names of a source's blocks: another rank's are another engine's."""
         found = instance.foreign.get(source)
         if found is None:
-            info = instance.info
-            limit = max(2 * info.load.total_blocks, self._predicted_blocks)
-            found = instance.foreign[source] = ForeignBlocks(self._model, info.revision, limit)
+            found = ForeignBlocks(self._model, instance.info.revision, self._predicted_blocks)
+            instance.foreign[source] = found
+        # Of one that was added by hand it is read only later how large its cache is.
+        total = int(instance.pool.total_blocks[instance.row])
+        found.limit = max(2 * total, self._predicted_blocks)
         return found

@@ -15,13 +15,14 @@ from protocol.kv_events import BlockHash, BlockStored, short_key
 
 
 class ForeignBlocks:
-    """Names of one worker's blocks. `unmatched` counts blocks that could not be named: their parent
-    is unknown, or they depend on something a request cannot ask for (a LoRA adapter)."""
+    """Names of one worker's blocks, `limit` at most. `unmatched` counts blocks that could not be
+    named: their parent is unknown, there is no room, or they depend on something a request cannot
+    ask for (a LoRA adapter)."""
 
     def __init__(self, model: str, revision: str, limit: int) -> None:
         self._model = model
         self._revision = revision
-        self._limit = limit
+        self.limit = limit
         self._root = root_key(model=model, revision=revision)
         self._keys: dict[BlockHash, bytes] = {}
         self.unmatched = 0
@@ -36,7 +37,7 @@ class ForeignBlocks:
             for i, name in enumerate(event.block_hashes):
                 media = _media(event.extra_keys, i)
                 # The rest too: later blocks are chained to this one, and have no names without it.
-                if media is None or len(self._keys) >= self._limit:
+                if media is None or len(self._keys) >= self.limit:
                     break
                 if i == 0 and event.parent_block_hash is None:
                     parent = self._first_parent(event)

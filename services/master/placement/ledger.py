@@ -133,6 +133,8 @@ def _end_encode(
         return
     if (computes := held.prefill or held.decode) is not None:
         computes.awaits -= 1
+        if computes.awaits <= 0:  # engines that are asked only now show it soon
+            computes.visible_at = min(computes.visible_at, now_ms + held.settle_ms)
     # Before the release, after which no charge is live.
     live, slot = charge.live, int(charge.pool.slots[charge.row])
     charge.pool.release(charge, now_ms, done=ok, lapsed=lapsed)

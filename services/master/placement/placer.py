@@ -45,7 +45,7 @@ class Placer:
         check_objective(request, prefill, decode, fleet)
         held = Reservation(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
-            placed_at=now_ms, tenant=request.tenant,
+            placed_at=now_ms, settle_ms=self._config.settle * 1e3, tenant=request.tenant,
         )  # fmt: skip
         try:
             return self._count(job, prefill, decode, held), held
@@ -65,7 +65,7 @@ class Placer:
         _check_deadline(job.request, prefill.ttft_ms)
         # Before the charge: `debug` shows the loads by which the workers were chosen.
         placement = self._placement(job, prefill, decode, items)
-        self._charge(job, prefill, decode, held, plan.local_ms)
+        self._charge(job, prefill, decode, held, plan)
         # Last, as nothing can be refused any more: sending times are not given back.
         plan.commit()
         return placement
@@ -90,17 +90,16 @@ class Placer:
         return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
 
     def _charge(
-        self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation, encode_ms: float
+        self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation, plan: MediaPlan
     ) -> None:
         request, now_ms = job.request, job.now_ms
-        settled = now_ms + self._config.settle * 1e3
-        costs, row = prefill.costs, prefill.row
+        costs, row, encode_ms = prefill.costs, prefill.row, plan.local_ms
         alone = decode is None
         output = job.new_tokens if self._config.track_output_blocks else 0
         reused = self._config.assume_kv_reuse
         last = request.prompt_tokens + (output if alone else 0)
         charge = Charge(
-            costs.pool, row, settled, float(costs.work_ms[row]) + encode_ms,
+            costs.pool, row, self._shown_at(plan), float(costs.work_ms[row]) + encode_ms,
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
@@ -121,13 +120,21 @@ class Placer:
             decode.costs.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)
 
+    def _shown_at(self, plan: MediaPlan) -> float:
+        """When the reports of the worker that prefills will show the request. Engines of other
+        makers are asked once its media are there; the end of its own encodes will be told."""
+        waits = plan.at.info.dialect == "openai"
+        if waits and plan.held.encodes:
+            return plan.held.expires_at
+        return plan.now_ms + plan.held.settle_ms + waits * plan.ready_ms
+
     def _asked_at(self, job: Job, prefill: Choice, decode: Choice, held: Reservation) -> float:
         """When decode's own reports will show the request. Engines of other makers are asked once
         prefill has ended, which a report will tell."""
         if decode.at.info.dialect == "openai":
             return held.expires_at
         asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
-        return job.now_ms + self._config.settle * 1e3 + asked
+        return job.now_ms + held.settle_ms + asked
 
     def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> ExpectedPrefix | None:
         """The prompt's blocks will be there soon."""

@@ -37,6 +37,7 @@ class Reservation:
     expected: ExpectedPrefix | None = None  # the prefix that its prefill will leave there
     predicted: bool = False  # its keys are those of a proxy that has no model
     placed_at: float = 0.0  # 0 if another master has placed it
+    settle_ms: float = 0.0  # until a worker that is asked shows it in its reports
     tenant: str | None = None  # whose share it counts against, None if another master has placed it
     # From when on it counts among the requests that decode at its worker
     decoding_since: float | None = None

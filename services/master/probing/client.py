@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Annotated, NamedTuple
 
@@ -34,6 +36,13 @@ class ServedModels(NamedTuple):
     model: str
     aliases: list[str]
     adapters: list[str]
+
+
+@dataclass
+class Room:
+    """What several answers that are kept may have together, in bytes."""
+
+    left: int
 
 
 class _Models(msgspec.Struct):
@@ -94,12 +103,12 @@ class ProbeClient:
         except UpstreamError:
             return None
 
-    async def page_of(self, url: str) -> bytes:
-        """A worker's /metrics, whole lines of it."""
-        text = await self._get(f"{url}/metrics", suspect=False)
+    async def page_of(self, url: str, room: Room) -> bytes:
+        """A worker's /metrics, whole lines of it, which take `room`."""
+        text = await self._get(f"{url}/metrics", False, room)
         return text[: text.rfind(b"\n") + 1]
 
-    async def _get(self, url: str, suspect: bool) -> bytes:
+    async def _get(self, url: str, suspect: bool, room: Room | None = None) -> bytes:
         """At most `MAX_BYTES` of the answer. Addresses of some forms are a `ValueError` to those
         who resolve them."""
         async with self._suspect_turns if suspect else self._turns:
@@ -108,17 +117,24 @@ class ProbeClient:
                 async with self._session.get(url, allow_redirects=False) as response:
                     if response.status != 200:
                         raise UpstreamError(f"{url} answers HTTP {response.status}")
-                    return await _bounded(response.content)
+                    return await _bounded(url, response.content, room or Room(sys.maxsize))
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if is_own_shortage(getattr(error, "os_error", None)):
                     raise NotAsked(str(error)) from None
                 raise UpstreamError(str(error) or type(error).__name__) from None
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
+async def _bounded(url: str, content: aiohttp.StreamReader, room: Room) -> bytes:
     found = bytearray()
-    async for piece in content.iter_any():
-        found += piece
-        if len(found) >= MAX_BYTES:
-            break
+    try:
+        async for piece in content.iter_any():
+            found += piece
+            room.left -= len(piece)
+            if room.left < 0:
+                raise UpstreamError(f"{url}: there is no room for its answer beside the others")
+            if len(found) >= MAX_BYTES:
+                break
+    except BaseException:
+        room.left += len(found)  # it is not kept
+        raise
     return bytes(found[:MAX_BYTES])

@@ -16,11 +16,11 @@ from services.master.fleet.registry import Registry
 from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
-    from services.master.probing.client import ProbeClient
+    from services.master.probing.client import ProbeClient, Room
 
 ANSWERED = b"triptych_master:worker_metrics"
 _FRESH_S = 1.0  # who asks again within it gets the same page
-_MAX_BYTES = 64 << 20  # of all workers together: what comes after is left out
+_MAX_BYTES = 64 << 20  # of all workers together: an answer that finds no room is left out
 _ABOUT = re.compile(rb"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) .*")
 _SAMPLE = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?([ \t]+\S+(?:[ \t]+-?\d+)?)[ \t]*")
 
@@ -62,16 +62,12 @@ class FleetMetrics:
             return self._page
 
     async def _pages(self) -> list[WorkerPage]:
-        from services.master.probing.client import ProbeClient  # aiohttp: see there
+        from services.master.probing.client import ProbeClient, Room  # aiohttp: see there
 
-        config, known = self._config, self._workers()
+        config, room = self._config, Room(_MAX_BYTES)
         async with ProbeClient(config.probe_timeout, self._key, config.client_context()) as client:
-            texts = await asyncio.gather(*(_text(client, labels["worker"]) for labels in known))
-        left, pages = _MAX_BYTES, []
-        for labels, text in zip(known, texts, strict=True):
-            left -= len(text or b"")
-            pages.append(WorkerPage(labels, text if left >= 0 else None))
-        return pages
+            reading = (_page(client, labels, room) for labels in self._workers())
+            return await asyncio.gather(*reading)
 
     def _workers(self) -> list[dict[str, str]]:
         """Each address once, whatever it is registered as."""
@@ -85,12 +81,12 @@ class FleetMetrics:
         return list(found.values())
 
 
-async def _text(client: ProbeClient, url: str) -> bytes | None:
+async def _page(client: ProbeClient, labels: Mapping[str, str], room: Room) -> WorkerPage:
     try:
-        return await client.page_of(url)
+        return WorkerPage(labels, await client.page_of(labels["worker"], room))
     # NotAsked: the master is short of files, which must not cost the page of the others.
     except (UpstreamError, NotAsked):
-        return None
+        return WorkerPage(labels, None)
 
 
 def merged(pages: Sequence[WorkerPage]) -> bytes:

@@ -7,10 +7,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.master.replication.messages import Change, Left, Removed
+from services.master.replication.messages import Change, Left, Removed, Resumed
 
 _MOST_CHANGES = 100_000
 _MOST_MESSAGES = 1000
+_LASTING = (Left, Removed, Resumed)
 
 
 @dataclass
@@ -18,9 +19,9 @@ class Outbox:
     """Changes in order, at most `_MOST_CHANGES`. `wake` is called for each; `counts` counts those
     "dropped" for want of room. `since`: when the oldest came (s, monotonic).
 
-    Departures outlast a lost connection. Who is there is announced again when it is back, but
-    no master would say again that a worker has left: it would stay with the others until its lease
-    lapsed, or, added by hand, for good."""
+    What no master would say again outlasts a lost connection: that a worker has left, or was taken
+    back from a drain. When the connection is back, who is there is announced again, which adds
+    workers and drains them, but never the reverse."""
 
     wake: Callable[[], None]
     counts: Counter[str]
@@ -28,7 +29,7 @@ class Outbox:
     _changes: deque[Change] = field(default_factory=deque)
 
     def put(self, change: Change, *, connected: bool) -> None:
-        if not (connected or isinstance(change, Left | Removed)):
+        if not (connected or isinstance(change, _LASTING)):
             return
         if len(self._changes) >= _MOST_CHANGES:
             self.counts["dropped"] += 1
@@ -43,10 +44,10 @@ class Outbox:
         return [self._changes.popleft() for _ in range(min(most, len(self._changes)))]
 
     def put_back(self, changes: Sequence[Change]) -> None:
-        """These could not be told after all: the departures among them are told first."""
-        self._changes.extendleft(c for c in reversed(changes) if isinstance(c, Left | Removed))
+        """These could not be told after all: of them, what lasts is told first."""
+        self._changes.extendleft(c for c in reversed(changes) if isinstance(c, _LASTING))
 
-    def keep_departures(self) -> None:
+    def keep_lasting(self) -> None:
         """The connection is lost."""
         self.put_back(self.take())
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -16,6 +18,11 @@ from protocol.errors import ConfigError
 
 _TIMEOUT_S = 2.0
 _AT_ONCE = 500
+_QUOTED = re.compile("'(.*?)'")
+_ESCAPES = (
+    "in a user name or password '/', '?', '#', '[', ']', '@' and '%' are written as %2F, %3F, %23,"
+    " %5B, %5D, %40 and %25"
+)
 
 
 def client_of(url: str) -> Redis:
@@ -27,13 +34,32 @@ def client_of(url: str) -> Redis:
 
 
 def check_redis_url(url: str) -> None:
-    """`ConfigError` if no client can be made of it."""
+    """`ConfigError` if no client can be made of it, without a word of its password."""
     try:
+        _check_ends_at_its_host(url)
         connection = client_of(url).connection_pool.make_connection()  # type: ignore[no-untyped-call]
         # Else it would be found out by each attempt to connect, as a UnicodeError.
         str(getattr(connection, "host", "")).encode("idna")
     except (ValueError, TypeError, RedisError) as error:
-        raise ConfigError(f"--redis-url: {error}") from None
+        raise ConfigError(f"--redis-url: {_shown(str(error), url)}") from None
+
+
+def _check_ends_at_its_host(url: str) -> None:
+    """`ValueError` if a user name or password seems to hold what ends it."""
+    parts = urlsplit(url)
+    options = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    # A socket's path may have any character.
+    path = "" if parts.scheme == "unix" and not parts.netloc else parts.path
+    if any("@" in part for part in (path, *options, parts.fragment)):
+        raise ValueError("the '@' does not follow a user name and password")
+
+
+def _shown(words: str, url: str) -> str:
+    """What a library says of a URL, unless it may quote a password, and how to write one."""
+    before, at, _ = url.rpartition("@")
+    if any("@" in quoted or quoted in before for quoted in _QUOTED.findall(words)):
+        words = "the URL is not valid"
+    return f"{words}; {_ESCAPES}" if at else words
 
 
 @contextlib.asynccontextmanager

@@ -48,7 +48,7 @@ class Replicator:
     enabled: bool = True  # there may be others
     added: AddedWorkers | None = None  # the workers added by hand, if they are shared
     wake: Callable[[], None] = lambda: None  # called when there is something to tell or to fetch
-    connected: bool = False  # while it is not, only departures are kept to be told
+    connected: bool = False  # while it is not, only what lasts is kept to be told
     counts: Counter[str] = field(default_factory=Counter)  # of messages, by kind
     others: OtherMasters = field(init=False)  # who they are, and what they have placed
     homes: Homes = field(init=False)  # which master each worker talks to
@@ -71,7 +71,7 @@ class Replicator:
     def cut_off(self) -> None:
         """The connection is gone, and with it what was true for a short time only."""
         self.connected = False
-        self.outbox.keep_departures()
+        self.outbox.keep_lasting()
 
     @contextlib.contextmanager
     def because(self, cause: _Cause) -> Iterator[None]:

@@ -1,10 +1,15 @@
 """Metrics of many workers on one page."""
 
+import asyncio
+import contextlib
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry
+from services.master.probing import fleet_metrics
 
 # Its import opens files, which a master that has asked a worker before need not do again.
 from services.master.probing.client import ProbeClient
@@ -94,8 +99,49 @@ async def test_a_worker_that_could_not_be_asked_costs_no_other_its_place() -> No
     registry = Registry(config)
     registry.register(InstanceInfo("w", "decode", "http://127.0.0.1:9", "m"), 0.0)
     async with ProbeClient(1.0):
-        pass
+        await asyncio.to_thread(len, ())  # the first thread's import opens files too
     with no_files_left():
         page = await FleetMetrics(registry, config).page()
     ((labels, value),) = samples(page)["triptych_master:worker_metrics"]
     assert (labels["worker"], value) == ("http://127.0.0.1:9", 0.0)
+
+
+async def test_pages_that_are_too_large_together_are_bounded_while_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third answer finds no room in the middle, and its bytes are room for a small one."""
+    monkeypatch.setattr(fleet_metrics, "_MAX_BYTES", 250_000)
+    line, gone, others = b"x 1\n", asyncio.Event(), asyncio.Event()
+
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100004\r\n\r\n" + line * 25_000)
+        closed = asyncio.ensure_future(reader.read())
+        going_on = asyncio.ensure_future(others.wait())
+        await asyncio.wait({closed, going_on}, return_when=asyncio.FIRST_COMPLETED)
+        if closed.done():
+            gone.set()
+        else:
+            writer.write(line)
+        writer.close()
+
+    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await gone.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n" + line)
+        writer.close()
+
+    registry, config = Registry(MasterConfig()), MasterConfig()
+    async with contextlib.AsyncExitStack() as stack:
+        for number, serve in enumerate((large, large, large, small)):
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            stack.callback(server.close)
+            url = "http://{}:{}".format(*server.sockets[0].getsockname())
+            registry.register(InstanceInfo(f"w{number}", "decode", url, "m"), 0.0)
+        making = asyncio.create_task(FleetMetrics(registry, config).page())
+        async with asyncio.timeout(5):
+            await gone.wait()
+        others.set()
+        told = samples(await making)["triptych_master:worker_metrics"]
+    assert sorted(value for _, value in told) == [0.0, 1.0, 1.0, 1.0]
+    assert told[3][1] == 1.0

@@ -7,10 +7,12 @@ import pytest
 
 from protocol.event_frames import event_frames
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import BlockRemoved, BlockStored, encode_batch, short_key
+from protocol.kv_events import BlockHash, BlockRemoved, BlockStored, encode_batch, short_key
+from protocol.registry import Load
 from protocol.types import MMItem
 from services.master.index.foreign_blocks import ForeignBlocks
 from tests.support.event_sources import Reader, Source, random_event
+from tests.support.master_fleets import add, hear, master
 
 
 @pytest.mark.parametrize("snapshots", [False, True])
@@ -222,3 +224,20 @@ def test_foreign_blocks_that_cannot_be_named_are_counted() -> None:
     assert blocks.unmatched == 5
     many = BlockStored(list(range(5)), None, list(range(10)), 2)
     assert len(blocks.stored(many)) == 3, "bounded"
+
+
+def test_the_bound_of_foreign_blocks_follows_the_cache_that_is_read_of_a_worker() -> None:
+    """One that was added by hand says how large it is only when its metrics are read."""
+    made = master(predict_blocks=3)
+    add(made, "w", "decode", dialect="openai", load=Load(), foreign=True)
+    fleet, slot = made.registry.fleet("m"), made.registry.instances["w"].slot
+
+    def stored(first: int) -> BlockStored:
+        names: list[BlockHash] = [*range(first, first + 5)]
+        return BlockStored(names, None, list(range(2 * first, 2 * first + 10)), 2)
+
+    hear(made, "w", stored(0))
+    assert (fleet.blocks.count(slot), fleet.events.counts.blocks_unmatched) == (3, 2)
+    made.registry.observed("w", Load(free_blocks=4, total_blocks=4), 0.0)
+    hear(made, "w", stored(10))
+    assert (fleet.blocks.count(slot), fleet.events.counts.blocks_unmatched) == (8, 2)

@@ -162,3 +162,23 @@ def test_a_worker_is_taken_back_on_every_master() -> None:
     a.beat("w")
     fleet.at(4.0)
     assert [n.master.registry.instances["w"].draining for n in fleet.nodes] == [False, False]
+
+
+def test_a_worker_that_is_taken_back_while_redis_is_away_is_taken_back_everywhere() -> None:
+    fleet = fleet_of("w", "v")
+    a, b = fleet.nodes
+    for name in ("w", "v"):
+        a.master.drain(Drain(name), 1.0)
+        a.replicator.drained(Drain(name), 1.0)
+    fleet.at(1.0)
+    assert all(b.master.registry.instances[name].draining for name in ("w", "v"))
+    a.replicator.cut_off()
+    for name, draining in (("w", False), ("v", False), ("v", True)):
+        a.master.drain(Drain(name, draining=draining), 2.0)
+        a.replicator.drained(Drain(name, draining=draining), 2.0)
+    a.replicator.connected = True
+    for joined in a.replicator.own(3.0):
+        a.replicator.tell(joined)
+    fleet.at(3.0)
+    seen = [{name: n.master.registry.instances[name].draining for name in "wv"} for n in (a, b)]
+    assert seen == [{"w": False, "v": True}] * 2

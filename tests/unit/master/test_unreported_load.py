@@ -71,6 +71,38 @@ def test_what_is_read_counts_beside_what_was_placed() -> None:
     assert pool.requests[1] == 5.0, "decode has not been asked yet: prefill is not over"
 
 
+@pytest.mark.parametrize("roles", [("encode", "prefill", "decode"), ("encode", "decode")])
+def test_a_prompt_that_waits_for_a_long_encode_is_not_lost(roles: tuple[str, ...]) -> None:
+    """Its worker has not been asked and shows nothing of it, until its last picture is encoded."""
+    made = relayed(*roles)
+    asking = asked("r", items=[picture("x"), picture("y", 32)])
+    placed = place(made, asking)
+    at = made.registry.instances[prefill_of(placed)]
+    pool, row, idle = at.pool, at.row, Load(free_blocks=1000, total_blocks=1000)
+    made.finished(Finished("r", "encode", ["x"], elapsed_s=0.1), 0.1)
+    for now in (1.0, 7.0, 13.0, 19.0):
+        made.registry.observed(at.info.instance_id, idle, now * 1e3)
+    assert (pool.requests[row], pool.queued_tokens[row]) == (1.0, 1000.0)
+    made.finished(Finished("r", "encode", ["y"], elapsed_s=20.0), 20.0)
+    for now in (20.1, 25.2):
+        made.registry.observed(at.info.instance_id, idle, now * 1e3)
+    assert pool.requests[row] == 1.0, "it takes a moment until the worker shows it"
+    for now in (26.0, 32.0):
+        made.registry.observed(at.info.instance_id, idle, now * 1e3)
+    assert pool.requests[row] == 0.0, "it should have been shown for long"
+
+
+def test_a_prompt_that_waits_for_anothers_encode_is_not_lost() -> None:
+    made = relayed("encode", "prefill", "decode", encode_ms_per_token=400.0, busy_queue_ms=0)
+    place(made, asked("first", items=[picture("x", tokens=50)]))
+    (item,) = place(made, asked("second", items=[picture("x", tokens=50)])).encoders
+    assert item.state == "pending"
+    pool = made.registry.fleet("m").pools["prefill"]
+    for now in (1.0, 7.0, 13.0, 19.0):
+        made.registry.observed("p1", Load(free_blocks=1000, total_blocks=1000), now * 1e3)
+    assert pool.requests[0] == 2.0
+
+
 def test_prefill_is_learnt_from_reports_and_loads_follow() -> None:
     made = relayed("prefill", "prefill", "decode", prefill_ms_per_token=0.2)
     now, chosen = 0.0, {"p0": 0, "p1": 0}

@@ -1,6 +1,7 @@
 """Who is charged with a failure, and where the request goes next."""
 
 import asyncio
+import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -88,6 +89,32 @@ async def test_what_fails_the_same_way_on_two_workers_is_charged_to_the_request(
     with pytest.raises(UpstreamError):
         await site.run()
     assert sorted(site.asked) == [0, 1, 2] and site.failures() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("well_between", "left"), [(False, 2), (True, 1)])
+async def test_only_its_own_charges_are_taken_back(well_between: bool, left: int) -> None:
+    """Not those of other requests, before or after, also where it fails on further workers."""
+    site = Site(3)
+    first = site.workers[0]
+    first.breaker.failed(0.0)
+    with contextlib.suppress(UpstreamError), site.dispatch.calling(site.tries, first, "decode"):
+        raise broken()
+    if well_between:
+        first.breaker.succeeded()
+    first.breaker.failed(0.0)
+    for other in site.workers[1:]:
+        with contextlib.suppress(UpstreamError), site.dispatch.calling(site.tries, other, "decode"):
+            raise broken()
+    assert site.failures() == [left, 0, 0]
+
+
+async def test_a_worker_is_forgiven_all_that_one_request_charged_it() -> None:
+    site = Site(2)
+    for number in (0, 0, 1):
+        call = site.dispatch.calling(site.tries, site.workers[number], "decode")
+        with contextlib.suppress(UpstreamError), call:
+            raise broken()
+    assert site.failures() == [0, 0]
 
 
 async def test_two_ways_of_failing_are_two_workers_faults() -> None:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import DeadlineExceeded, InvalidRequest
+from protocol.placement import FINISHED_PATH, Finished, FinishedReports
 from protocol.registry import (
     HEARTBEAT_PATH,
     REGISTER_PATH,
@@ -17,10 +18,11 @@ from protocol.registry import (
     LeaseAnswer,
     Workers,
 )
-from proxy.placement.master_client import MasterAway, MasterClient
+from proxy.placement.master_client import MasterAway, MasterClient, Reporter
 from proxy.upstream.client import UpstreamClient
 from tests.support.live_masters import running
 from tests.support.shortage import no_files_left
+from tests.support.waiting import eventually
 
 DECODER = "http://127.0.0.1:2"
 
@@ -39,6 +41,44 @@ async def test_what_one_master_cannot_be_told_another_is() -> None:
         with pytest.raises(MasterAway):
             await link.post(REGISTER_PATH, info, LeaseAnswer, time.monotonic() + 10)
         assert time.monotonic() - began < 5 and not link.present and link.failovers == 2
+
+
+async def test_ends_of_requests_that_no_master_heard_of_are_told_later() -> None:
+    """A master that was away for a while still counts the requests, and their tenants' shares."""
+    told: list[Finished] = []
+    working = False
+
+    async def over(request: web.Request) -> web.Response:
+        if not working:
+            return web.Response(status=500)
+        told.extend(msgspec.msgpack.decode(await request.read(), type=FinishedReports).reports)
+        return web.Response(body=msgspec.msgpack.encode(LeaseAnswer(True)))
+
+    app = web.Application()
+    app.router.add_post(FINISHED_PATH, over)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = UpstreamClient(5.0)
+    link = MasterClient(["http://{}:{}".format(*runner.addresses[0][:2])], client)
+    reporter = Reporter(link)
+    telling = asyncio.create_task(reporter.run())
+    reporter.add(Finished("while it was away", failed=["d0"]))
+    await eventually(lambda: not any(one.failed for one in reporter._waiting))
+    link.heard(link.url)
+    reporter.add(Finished("a", "encode", ["x"]))
+    reporter.add(Finished("a", elapsed_s=1.0))
+    await eventually(lambda: not link.present)
+    working = True
+    link.heard(link.url)
+    await eventually(lambda: len(told) == 2)
+    # What a worker did is old by then: only that nothing is under way any more is told.
+    assert told == [Finished(name, aborted=True) for name in ("while it was away", "a")]
+    assert not reporter._waiting
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    await client.close()
+    await runner.cleanup()
 
 
 async def test_a_master_hears_of_the_requests_trace() -> None:

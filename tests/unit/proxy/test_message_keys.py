@@ -20,7 +20,7 @@ BLOCK = 16
 
 
 def need(fields: dict[str, Any]) -> Need:
-    return predicted_need(relayed(fields).body)[0]
+    return predicted_need(relayed(fields).body, "r")[0]
 
 
 def relayed(fields: dict[str, Any]) -> RelayedRequest:

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from proxy.relay.request_state import with_cached_tokens
-from proxy.relay.response_validation import check_stream, check_whole, encoded, prefilled
+from proxy.relay.response_validation import (
+    check_stream,
+    check_whole,
+    encoded,
+    going_on,
+    prefilled,
+)
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import CallFailed, Refused, failure_of
 
@@ -105,3 +111,51 @@ def test_what_an_error_answer_means() -> None:
     broken = Refused("u", answer(b"oops", 500))
     assert broken.again and failure_of(broken).charged
     assert (broken.status, broken.code) == (502, "upstream_error")
+
+
+def ended(reason: str | None, **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"content": "abort"}, "finish_reason": reason}
+    return {"choices": [{"index": 1, "finish_reason": "stop"}, choice], **more}
+
+
+def event(body: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
+
+
+GIVEN_UP = {
+    "abort": (ended("abort"), "aborted"),
+    "error": (ended("error"), "aborted"),
+    "words": (ended("stop", error={"message": "it broke", "code": 400}), "failed"),
+}
+
+
+@pytest.mark.parametrize(("said", "kind"), GIVEN_UP.values(), ids=GIVEN_UP)
+def test_an_answer_that_the_worker_gave_up_is_none(said: Any, kind: str) -> None:
+    for check in (check_whole, prefilled, encoded):
+        with pytest.raises(CallFailed) as failure:
+            check("u", answer(said))
+        assert failure.value.kind == kind and failure_of(failure.value).charged
+    begun = event(ended(None)) + event(said)
+    with pytest.raises(CallFailed) as failure:
+        check_stream("u", answer(begun, kind=b"text/event-stream"))
+    assert failure.value.kind == kind
+
+
+@pytest.mark.parametrize(("said", "kind"), GIVEN_UP.values(), ids=GIVEN_UP)
+def test_what_came_before_a_stream_was_given_up_goes_on(said: Any, kind: str) -> None:
+    shown: list[bytes] = []
+    good = event(ended(None)) + b": hi\n\n"
+    with pytest.raises(CallFailed) as failure:
+        going_on("u", shown.append)(good + event(said) + good)
+    assert failure.value.kind == kind and shown == [good]
+
+
+def test_texts_about_it_are_no_end() -> None:
+    said = [{"choices": [{"text": word, "finish_reason": None}]} for word in ("abort", "error")]
+    quoted = {"choices": [{"text": '"finish_reason":"abort"', "finish_reason": "stop"}]}
+    data = b"".join(map(event, (*said, quoted, ended(None, error=None)))) + b"data: [DONE]\n\n"
+    shown: list[bytes] = []
+    going_on("u", shown.append)(data)
+    check_stream("u", answer(data, kind=b"text/event-stream"))
+    check_whole("u", answer(ended("stop", error=None)))
+    assert shown == [data]

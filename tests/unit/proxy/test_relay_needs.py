@@ -77,6 +77,18 @@ async def test_a_description_holds_as_long_as_the_fleet_serves_the_model_by_that
     assert (await needs.of(request)).keys(16) != found.keys(16)
 
 
+@pytest.mark.parametrize("name", ["demo", "another"])
+async def test_the_first_attempts_need_is_the_one_that_is_kept(
+    frontend: Frontend, name: str
+) -> None:
+    """Rendered or not: a copy takes seven microseconds."""
+    needs, request = Needs(fleet("vllm/demo", "another"), frontend), relayed(chat("Hi", model=name))
+    first = await needs.of(request)
+    assert request.description is not None and first is request.description.need
+    again = await needs.of(request)
+    assert again == replace(first, request_id=again.request_id) != first
+
+
 class Counting(Frontend):
     renders = 0
 

@@ -112,7 +112,6 @@ def test_a_delta_that_tells_token_ids_only_is_hidden() -> None:
         (b"data: {nonsense}\n\n", "garbage"),
         (b'data: {"choices":\n\n', "garbage"),
         (b'data: {"x":%b\n\n' % (b"[" * 100_000), "garbage"),
-        (b'data: {"error":{"message":"dead"}}\n\n', "failed"),
         (DONE, "cut_short"),
     ],
 )
@@ -179,6 +178,8 @@ def test_what_the_client_has_had_is_not_told_again() -> None:
         ([b"data: {nonsense}\n\n"], "garbage"),
         ([b'data: {"choices":[{"token_ids":[3]}]}\n\n'], "garbage"),
         ([piece("", [3, 4, 6], "length"), piece("x", [9])], "diverged"),
+        ([piece("", [], "abort"), DONE], "aborted"),
+        ([piece("c", [3], "error"), DONE], "aborted"),
     ],
 )
 def test_a_continuation_that_is_none(events: list[bytes], kind: str) -> None:
