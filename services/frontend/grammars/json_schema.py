@@ -61,7 +61,9 @@ def schema_grammar(
     if options:
         chosen = {**options}
     try:
-        fit = enforceable(_decoded(schema), strict=strict)
+        decoded = _decoded(schema)
+        check_size(msgspec.json.encode(decoded).decode(), param)  # before expressions are compiled
+        fit = enforceable(decoded, strict=strict)
         if not strict:
             chosen["lenient"] = True
         spelled = msgspec.json.encode(fit).decode()

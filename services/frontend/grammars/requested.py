@@ -178,6 +178,7 @@ def forced_call(use: ToolUse, form: type[ToolFormat], tokenizer: Tokenizer) -> s
     """The grammar of an answer that is nothing but calls, in a form of llguidance."""
     rules = Rules(tokenizer.id)
     try:
+        _check_patterns(use.functions)
         functions = [_enforceable(function) for function in use.functions]
         form().grammar(functions, use.most, rules)
     # Schemas of a client are walked recursively.
@@ -200,6 +201,13 @@ def after_reasoning(grammar: str, reading: Reading, tokenizer: Tokenizer) -> str
     first, *others = msgspec.json.decode(grammar)["grammars"]
     parts = [{"lark_grammar": rules.lark()}, {**first, "name": "answer"}, *others]
     return msgspec.json.encode({"grammars": parts}).decode()
+
+
+def _check_patterns(functions: Sequence[Function]) -> None:
+    """`InvalidRequest` if it would take long to compile each expression that the functions have."""
+    schemas = (msgspec.json.encode(function.parameters).decode() for function in functions)
+    # Functions without any are not counted: most of their text describes them.
+    check_size("".join(schema for schema in schemas if '"pattern"' in schema), "tools")
 
 
 def _enforceable(function: Function) -> Function:

@@ -9,6 +9,7 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
+from services.frontend.grammars import json_schema
 from services.frontend.grammars.json_schema import check_grammar
 from services.frontend.grammars.requested import forced_call
 from services.frontend.parsing.reading import TOOL_FORMATS, Reading
@@ -347,6 +348,24 @@ def test_what_cannot_be_enforced_is_ignored_unless_it_is_to_be_strict(
         with pytest.raises(InvalidRequest, match=keyword) as caught:
             grammar(front, **fields)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", ["response_format", "tools"])
+def test_no_expression_of_a_schema_that_is_too_long_is_compiled(
+    field: str, front: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    monkeypatch.setattr(json_schema, "_is_enforced", compiled.append)
+    properties = {f"p{i}": {"type": "string", "pattern": "^(?!a)b$"} for i in range(3000)}
+    schema = {"type": "object", "properties": properties}
+    functions = [{"name": "f", "parameters": schema}, {"name": "g", "parameters": SCHEMA}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    asked: dict[str, Any] = {"tool_choice": "required", "tools": tools}
+    if field == "response_format":
+        asked = {"response_format": of_schema(schema=schema)}
+    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters") as caught:
+        grammar(front, **asked)
+    assert (caught.value.param, compiled) == (field, [])
 
 
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:
