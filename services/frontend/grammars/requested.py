@@ -21,6 +21,7 @@ from services.frontend.grammars.json_schema import (
     enforceable,
     schema_grammar,
 )
+from services.frontend.grammars.references import anchored
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.reading import Reading
 from services.frontend.parsing.rules import Rules
@@ -211,8 +212,10 @@ def _check_patterns(functions: Sequence[Function]) -> None:
 
 
 def _enforceable(function: Function) -> Function:
-    """`InvalidRequest` if the function is strict and has what cannot be enforced."""
+    """`InvalidRequest` if the function is strict and has what cannot be enforced, or refers to
+    nothing."""
     if function.strict:
         param = f"tools: the parameters of {function.name}"
         check_grammar(schema_grammar(function.parameters, "tools", strict=True), param, "tools")
-    return replace(function, parameters=enforceable(function.parameters, strict=function.strict))
+    fit = enforceable(function.parameters, strict=function.strict)
+    return replace(function, parameters=anchored(replace(function, parameters=fit)))
