@@ -126,9 +126,10 @@ class OutputAssembler:
         self._cached_tokens: int | None = None
 
     def _new_choice(self, index: int) -> _Choice:
+        after = self.spec.prompt_token_ids
         return _Choice(
             index,
-            self._tokenizer.detokenizer(skip_special_tokens=self._skips),
+            self._tokenizer.detokenizer(skip_special_tokens=self._skips, after=after),
             StopScanner(self.spec.stop, include=self.spec.include_stop_str),
             self.spec.reading.reader(),
         )
@@ -158,8 +159,7 @@ class OutputAssembler:
 
     def replay(self, index: int, token_ids: Sequence[int]) -> str:
         """Take in tokens that a choice emitted before, elsewhere; returns their text, which its
-        client already has.
-        """
+        client already has."""
         return self.feed(RequestOutput(self.spec.request_id, index, list(token_ids))).text
 
     def feed(self, output: RequestOutput) -> Gain:
