@@ -44,6 +44,7 @@ _OWN: Table = MappingProxyType(
         **SERVING,
         "GET /live": RouteBodies(),
         "GET /health": RouteBodies(OBJECT, unwell=True),
+        "GET /ready": RouteBodies(str, media="text/plain", unwell=True),
         f"GET {page.ABOUT}": RouteBodies(OBJECT),
         f"GET {page.STAGES}": RouteBodies(OBJECT),
         f"GET {page.FLEET}": RouteBodies(OBJECT),

@@ -22,6 +22,7 @@ from proxy.fleet.fleet_log import mistakes_of
 from proxy.gateway import Gateway
 from proxy.page import files as page_files
 from proxy.page import routes as page_routes
+from proxy.readiness import able, unencoded, well
 from proxy.relay import passthrough
 from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
@@ -137,16 +138,6 @@ def pools(gateway: Gateway) -> bool:
     return has_some or gateway.config.dialect == "tokens"
 
 
-def able(gateway: Gateway, model: str = "") -> bool:
-    """Whether requests can be served, those with pictures too unless the model takes none: to the
-    one that has this first name, or to any."""
-    models, fleet = gateway.models, gateway.fleet
-    if models is None or not models.several:
-        return fleet.able(pictures=models is None or models.first.info.has_media)
-    wanted = [models.known(model)] if model else models.all
-    return any(fleet.able(one.info.has_media, one.name) for one in wanted)
-
-
 def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
     routes = APIRouter()
 
@@ -157,15 +148,16 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> Response:
-        """200 if requests can be served and had better come here, 503 once the proxy is told to
-        stop."""
-        return Response(status_code=200 if able(gateway) and not gateway.life.draining else 503)
+        """200 if requests without media can be served and had better come here, 503 once the proxy
+        is told to stop. The body says if requests with media are refused."""
+        status = 200 if able(gateway) and not gateway.life.draining else 503
+        return Response("\n".join(unencoded(gateway)), status, media_type="text/plain")
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 if requests can be served; the body tells each worker's state, which workers cannot
-        serve a request together, whether the proxy is about to stop, and of several models which
-        ones can be served."""
+        """200 if requests can be served, those with media too; the body tells each worker's state,
+        which workers cannot serve a request together, which stage is missing, whether the proxy is
+        about to stop, and of several models which ones can be served."""
         fleet = gateway.fleet
         stages = {"encode": fleet.encode, "prefill": fleet.prefill, "decode": fleet.decode}
         workers = {
@@ -173,17 +165,18 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
             for role, stage in stages.items()
         }
         own = "draining" if gateway.life.draining else "up"
-        body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
+        problems = [*mistakes_of(fleet), *unencoded(gateway)]
+        body = {"proxy": own, **workers, "problems": problems}
         if gateway.models is not None and gateway.models.several:
             names = [one.name for one in gateway.models.all]
-            body["models"] = {name: "up" if able(gateway, name) else "down" for name in names}
-        return JSONResponse(body, status_code=200 if able(gateway) else 503)
+            body["models"] = {name: "up" if well(gateway, name) else "down" for name in names}
+        return JSONResponse(body, status_code=200 if well(gateway) else 503)
 
     @routes.get("/ping")
     @routes.post("/ping")
     async def ping() -> Response:
         """The status of /health alone, as SageMaker asks for it."""
-        return Response(status_code=200 if able(gateway) else 503)
+        return Response(status_code=200 if well(gateway) else 503)
 
     @routes.get("/load")
     async def load() -> dict[str, int]:

@@ -158,6 +158,13 @@ class Fleet(Roster):
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
         return computed and (not pictures or self._encodes(model))
 
+    def unencoded(self, model: str | None = None) -> str:
+        """Why requests with media are refused, "" if they are not. `model`: as of `usable`."""
+        if self._encodes(model):
+            return ""
+        why = self.no_worker("encode", model).message
+        return f"{why}: requests with pictures, clips or audio are refused"
+
     def _encodes(self, model: str | None) -> bool:
         """Whether pictures can be encoded, apart or by the workers that compute."""
         known = self.encode if model is None else self.models.serving(self.encode, model)

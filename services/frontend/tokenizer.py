@@ -18,6 +18,7 @@ from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.model_info import ModelInfo
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
+CONTEXT = 16  # tokens of a prompt's end, by which its answer is decoded
 
 
 class Tokenizer:
@@ -103,8 +104,9 @@ class Tokenizer:
                 return bytes.fromhex(token[3:5])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        return Detokenizer(self._backend, skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
+        """For tokens that follow those of `after`."""
+        return Detokenizer(self._backend, skip_special_tokens, after)
 
 
 @contextlib.contextmanager
@@ -124,11 +126,17 @@ class Detokenizer:
     byte-fallback vocabulary spells bytes that are no UTF-8: there `decode` takes text back.
     """
 
-    def __init__(self, backend: Backend, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, backend: Backend, skip_special_tokens: bool, after: Sequence[int] = ()
+    ) -> None:
+        """`after`: tokens that the list follows, whose text is not given: decoders of
+        SentencePiece's take the blank before a text's first word away."""
         self._backend = backend
         self._skip = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._context: list[int] = []
+        context = list(after[-CONTEXT:])
+        # The rest of a character that a prompt begins is not its answer's text.
+        self._context = [] if self._decode(context).endswith(BROKEN) else context
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:

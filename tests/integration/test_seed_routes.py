@@ -107,6 +107,8 @@ def test_without_an_encoder_a_proxy_of_pictures_is_not_well_and_lives(stack: Sta
 
     until(told)
     assert call(f"{front.url}/live")[0] == 200
+    assert read(f"{front.url}/ready")[1].startswith("no encode worker is up")
+    assert complete(front, asking("Hello"), max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
 def test_a_proxy_describes_itself(stack: Stack) -> None:

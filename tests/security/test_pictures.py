@@ -115,6 +115,7 @@ def with_second_frame(jpeg: bytes) -> bytes:
     return jpeg[: start + size] + jpeg[start : start + size] + jpeg[start + size :]
 
 
+SCAN = b"\xff\xda\0\x08\1\1\0\0\x3f\0\0"
 INSIDE = {
     "more pixels than allowed": (png(9000, 9000), 413),
     "as many, one row": (png(65_000_000, 1), 413),
@@ -124,7 +125,11 @@ INSIDE = {
     "run lengths in BMP": (bmp_of(1), 400),
     "PNG in BMP": (bmp_of(5), 400),
     "two frames in a JPEG": (with_second_frame(saved("JPEG")), 400),
-    "a thousand scans": (saved("JPEG")[:-2] + b"\xff\xda\0\x08\1\1\0\0\x3f\0\0" * 1000, 400),
+    "a thousand scans": (saved("JPEG")[:-2] + SCAN * 1000, 400),
+    "a thousand scans behind what only looks like an end": (
+        saved("JPEG")[:-2] + b"\xff\xff\xfe\0\x04\xff\xd9\xff\0\xd9\xff\xd0" + SCAN * 1000, 400),
+    "a hundred thousand segments before the end": (
+        saved("JPEG")[:-2] + b"\xff\xfe\0\x02" * 100_000, 400),
     "a hundred thousand chunks": (
         png(4, 4, *[chunk(b"tEXt", b"a\0b")] * 100_000), 400),
     "a JPEG without pixels": (b"\xff\xd8\xff\xd9", 400),
@@ -171,6 +176,15 @@ def test_ordinary_pictures_are_taken() -> None:
 
 def test_a_phones_picture_with_a_second_one_inside_is_taken() -> None:
     data = saved("MPO", save_all=True, append_images=[SOME])
+    assert probe(data) == load_rgb(data).size == (16, 8)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_follows_a_jpegs_end_is_no_part_of_it(progressive: bool) -> None:
+    """As the video of a phone's motion photo."""
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 2 + 200 * len(SCAN)) + SCAN * 200
+    data = saved("JPEG", progressive=progressive)
+    data = data[:2] + thumbnail + data[2:] + b"\0\0\0\x18ftypmp42" + SCAN * 1000
     assert probe(data) == load_rgb(data).size == (16, 8)
 
 

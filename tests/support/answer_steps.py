@@ -1,4 +1,4 @@
-"""What an engine says of one request, a token at a time."""
+"""What an engine says of one request, some tokens at a time."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,10 +7,12 @@ from protocol.types import RequestOutput
 from services.frontend.tokenizer import Tokenizer
 
 
-def outputs(tokenizer: Tokenizer, text: str, finish: Any) -> list[RequestOutput]:
-    *ids, last = tokenizer.encode(text)
-    before = [RequestOutput("r", 0, [token]) for token in ids]
-    return [*before, RequestOutput("r", 0, [last], finish_reason=finish)]
+def outputs(tokenizer: Tokenizer, text: str, finish: Any, each: int = 1) -> list[RequestOutput]:
+    """`each`: tokens of an output."""
+    ids = tokenizer.encode(text)
+    parts = [ids[start : start + each] for start in range(0, len(ids), each)]
+    *before, last = (RequestOutput("r", 0, part) for part in parts)
+    return [*before, RequestOutput("r", 0, last.token_ids, finish_reason=finish)]
 
 
 async def steps(those: list[RequestOutput]) -> AsyncGenerator[list[RequestOutput], None]:

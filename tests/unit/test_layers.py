@@ -93,7 +93,7 @@ PROXY = (
     ("proxy.tokens",),
     ("proxy.gateway",),
     ("proxy.relay",),
-    ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
+    ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status", "proxy.readiness"),
     ("proxy.api_routes",),
     ("proxy.app", "proxy.assembly"),
     ("proxy.__main__",),

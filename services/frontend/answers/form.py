@@ -152,7 +152,7 @@ class ChunkBuilder:
         `usage` of the choice so far is shown if the client asked for it in every chunk.
         """
         spec = self._spec
-        silent = not (gain.text or gain.reasoning or gain.calls) and gain.finish_reason is None
+        silent = not (gain.text or gain.heard.parts) and gain.finish_reason is None
         told = spec.return_token_ids or gain.logprobs
         # Half a character, or the start of a stop string: a chunk would be empty.
         if silent and not (gain.token_ids and told):
@@ -177,7 +177,7 @@ class ChunkBuilder:
         return chunk
 
     def _chat_delta(self, gain: Gain) -> ChatChunkChoice:
-        self._called[gain.index] |= bool(gain.calls)
+        self._called[gain.index] |= bool(gain.heard.calls)
         logprobs = None if gain.logprobs is None else self._form.logprobs.of_chat(gain.logprobs)
         return ChatChunkChoice(
             index=self._form.index(gain.index),
@@ -213,13 +213,14 @@ class ChunkBuilder:
 
 def _delta(gain: Gain) -> Delta:
     delta = Delta()
-    if gain.reasoning:
+    reasoning, calls = gain.heard.reasoning, gain.heard.calls
+    if reasoning:
         # vLLM has renamed the field; clients of either version read it.
-        delta.reasoning = delta.reasoning_content = gain.reasoning
-    if gain.calls:
-        delta.tool_calls = [_call_delta(piece) for piece in gain.calls]
+        delta.reasoning = delta.reasoning_content = reasoning
+    if calls:
+        delta.tool_calls = [_call_delta(piece) for piece in calls]
     # Beside reasoning or calls an empty content would say nothing.
-    if gain.text or not (gain.reasoning or gain.calls):
+    if gain.text or not (reasoning or calls):
         delta.content = gain.text
     return delta
 

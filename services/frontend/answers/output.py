@@ -9,11 +9,13 @@ from msgspec import UNSET
 
 from protocol.openai_answers import PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
-from services.frontend.parsing.heard import CallPiece, Heard
+from services.frontend.parsing.heard import Heard, Said
 from services.frontend.parsing.reading import Reader
 from services.frontend.parsing.source import overlap
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Detokenizer, Tokenizer
+
+_NOTHING = Heard()
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,7 @@ class Gain:
     finish_reason: FinishReason | None = None  # None while the choice goes on
     stop_reason: int | str | None = None  # stop string or token that ended it
     stopped: bool = False  # a stop string ended it and the engine does not know: abort it there
-    reasoning: str = ""  # what the model thinks before it answers
-    calls: tuple[CallPiece, ...] = ()  # pieces of tool calls
+    heard: Heard = _NOTHING  # the text with the reasoning and calls around it
 
 
 @dataclass
@@ -125,9 +126,10 @@ class OutputAssembler:
         self._cached_tokens: int | None = None
 
     def _new_choice(self, index: int) -> _Choice:
+        after = self.spec.prompt_token_ids
         return _Choice(
             index,
-            self._tokenizer.detokenizer(skip_special_tokens=self._skips),
+            self._tokenizer.detokenizer(skip_special_tokens=self._skips, after=after),
             StopScanner(self.spec.stop, include=self.spec.include_stop_str),
             self.spec.reading.reader(),
         )
@@ -157,8 +159,7 @@ class OutputAssembler:
 
     def replay(self, index: int, token_ids: Sequence[int]) -> str:
         """Take in tokens that a choice emitted before, elsewhere; returns their text, which its
-        client already has.
-        """
+        client already has."""
         return self.feed(RequestOutput(self.spec.request_id, index, list(token_ids))).text
 
     def feed(self, output: RequestOutput) -> Gain:
@@ -230,14 +231,14 @@ class OutputAssembler:
             finish,
             reason,
             stopped=step.stop is not None and output.finish_reason is None,
-            reasoning=heard.reasoning if self.spec.show_reasoning else "",
-            calls=heard.calls,
+            heard=heard,
         )
 
     def _heard(self, choice: _Choice, text: str) -> Heard:
         if choice.reader is None:
-            return Heard(text)
-        return choice.reader.push(text) if not choice.finished else choice.reader.last(text)
+            return Heard((Said(text),) if text else ())
+        heard = choice.reader.push(text) if not choice.finished else choice.reader.last(text)
+        return heard if self.spec.show_reasoning else heard.without_reasoning()
 
 
 def _hidden(spec: OutputSpec, tokenizer: Tokenizer) -> frozenset[int]:

@@ -56,10 +56,10 @@ class AnswerBuilder:
         """Keep what a choice gained for the whole answer."""
         whole = self._wholes[gain.index]
         whole.text.append(gain.text)
-        whole.reasoning.append(gain.reasoning)
+        whole.reasoning.append(gain.heard.reasoning)
         whole.token_ids += gain.token_ids
         whole.logprobs += gain.logprobs or []
-        whole.calls += gain.calls
+        whole.calls += gain.heard.calls
         if gain.finish_reason is not None:
             whole.finish_reason, whole.stop_reason = gain.finish_reason, gain.stop_reason
 

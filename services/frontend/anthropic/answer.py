@@ -14,6 +14,7 @@ from protocol.errors import TriptychError
 from protocol.types import RequestOutput
 from services.frontend.answers.answering import Answering, Steps, with_first
 from services.frontend.answers.output import Gain
+from services.frontend.parsing.heard import CallPiece, Part
 
 Json = dict[str, Any]
 _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -122,16 +123,20 @@ class MessageAnswer:
         for gain in gains:
             if gain.finish_reason is not None:
                 self._last = gain
-            if gain.reasoning:
-                # The form has a signature, but reasoning is not signed here.
-                yield from self._add("thinking", gain.reasoning, signature="")
-            if gain.text:
-                yield from self._add("text", gain.text)
-            for piece in gain.calls:
-                # A call's first piece alone has its id.
-                if piece.id:
-                    yield from self._begin("tool_use", id=piece.id, name=piece.name, input={})
-                yield from self._add("tool_use", piece.arguments)
+            for part in gain.heard.parts:
+                yield from self._grown_by(part)
+
+    def _grown_by(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallPiece):
+            # A call's first piece alone has its id.
+            if part.id:
+                yield from self._begin("tool_use", id=part.id, name=part.name, input={})
+            yield from self._add("tool_use", part.arguments)
+        elif part.thought:
+            # The form has a signature, but reasoning is not signed here.
+            yield from self._add("thinking", part.text, signature="")
+        else:
+            yield from self._add("text", part.text)
 
     def _add(self, kind: str, text: str, **first: Any) -> Iterator[Json]:
         if not self._blocks or self._blocks[-1].kind != kind:

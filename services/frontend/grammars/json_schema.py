@@ -7,6 +7,7 @@ an error where the client asks for `strict`, and ignored elsewhere, as OpenAI do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,9 @@ def schema_grammar(
     if options:
         chosen = {**options}
     try:
-        fit = enforceable(_decoded(schema), strict=strict)
+        decoded = _decoded(schema)
+        check_size(msgspec.json.encode(decoded).decode(), param)  # before expressions are compiled
+        fit = enforceable(decoded, strict=strict)
         if not strict:
             chosen["lenient"] = True
         spelled = msgspec.json.encode(fit).decode()
@@ -80,14 +83,20 @@ def _decoded(schema: str | Json | bool) -> Any:
 
 def enforceable(schema: Any, *, strict: bool) -> Any:
     """A schema without formats that are annotations and, unless `strict`, without expressions that
-    cannot be enforced. Schemas lie in it at every depth; what else it holds stays as it is."""
+    cannot be enforced."""
+    return everywhere(schema, partial(_without_annotations, strict=strict))
 
-    def inner(value: Any) -> Any:
-        return enforceable(value, strict=strict)
 
+def everywhere(schema: Any, change: Callable[[Json], Json]) -> Any:
+    """A schema in which each has been changed, it and those that lie in it at every depth; what
+    else it holds stays as it is."""
     if not isinstance(schema, dict):
         return schema
-    fit = _without_annotations(schema, strict=strict)
+
+    def inner(value: Any) -> Any:
+        return everywhere(value, change)
+
+    fit = dict(change(schema))
     for key in fit.keys() & set(_IN_MAPS):
         fit[key] = _mapped(fit[key], inner)
     for key in fit.keys() & {*_IN_LISTS, *_ALONE}:

@@ -21,6 +21,7 @@ from services.frontend.grammars.json_schema import (
     enforceable,
     schema_grammar,
 )
+from services.frontend.grammars.references import anchored
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.reading import Reading
 from services.frontend.parsing.rules import Rules
@@ -178,6 +179,7 @@ def forced_call(use: ToolUse, form: type[ToolFormat], tokenizer: Tokenizer) -> s
     """The grammar of an answer that is nothing but calls, in a form of llguidance."""
     rules = Rules(tokenizer.id)
     try:
+        _check_patterns(use.functions)
         functions = [_enforceable(function) for function in use.functions]
         form().grammar(functions, use.most, rules)
     # Schemas of a client are walked recursively.
@@ -202,9 +204,18 @@ def after_reasoning(grammar: str, reading: Reading, tokenizer: Tokenizer) -> str
     return msgspec.json.encode({"grammars": parts}).decode()
 
 
+def _check_patterns(functions: Sequence[Function]) -> None:
+    """`InvalidRequest` if it would take long to compile each expression that the functions have."""
+    schemas = (msgspec.json.encode(function.parameters).decode() for function in functions)
+    # Functions without any are not counted: most of their text describes them.
+    check_size("".join(schema for schema in schemas if '"pattern"' in schema), "tools")
+
+
 def _enforceable(function: Function) -> Function:
-    """`InvalidRequest` if the function is strict and has what cannot be enforced."""
+    """`InvalidRequest` if the function is strict and has what cannot be enforced, or refers to
+    nothing."""
     if function.strict:
         param = f"tools: the parameters of {function.name}"
         check_grammar(schema_grammar(function.parameters, "tools", strict=True), param, "tools")
-    return replace(function, parameters=enforceable(function.parameters, strict=function.strict))
+    fit = enforceable(function.parameters, strict=function.strict)
+    return replace(function, parameters=anchored(replace(function, parameters=fit)))

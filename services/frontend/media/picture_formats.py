@@ -6,6 +6,7 @@ else a file holds (ICO, AVIF, JPEG in TIFF, …) is no picture to us.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,8 @@ _BMP_COMPRESSIONS = (0, 3)  # none, bit fields: the others' decoder is slow
 _TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 8, 32773, 32946)  # none, CCITT, LZW, Deflate, PackBits
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)  # JPEG's that its decoder takes
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF)
+# What has a length in a JPEG, and its end; stuffed bytes and restarts stand within a scan.
+_SEGMENT_OR_END = re.compile(rb"\xff[\xc0-\xc7\xc9-\xcf\xd9-\xdd\xe0-\xef\xfe]")
 _XMP_SEGMENT, _XMP_TEXT = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0\0\0\0\0"
 
 
@@ -128,7 +131,9 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 def _jpeg(data: bytes) -> PictureHeader:
     frame: tuple[int, int] | None = None
     exif = xmp = b""
+    end = 0
     for marker, start, size in _jpeg_segments(data):
+        end = start + size
         if marker in _OTHER_FRAMES or (marker in _FRAMES and frame is not None):
             raise BadHeader("the JPEG is of a kind that is not supported")
         if marker in _FRAMES:
@@ -140,14 +145,22 @@ def _jpeg(data: bytes) -> PictureHeader:
             xmp = xmp or bytes(data[start : start + size])
     if frame is None:
         raise BadHeader("the JPEG is broken: it has no frame")
-    if _scans(data) > _MOST_SCANS:
+    if _scans(data, end) > _MOST_SCANS:
         raise BadHeader(f"the JPEG has more than {_MOST_SCANS} scans")
     return PictureHeader("JPEG", *frame, orientation_of(exif, xmp))
 
 
-def _scans(data: bytes) -> int:
-    """At most: thumbnails count too."""
-    return bytes(data).count(b"\xff\xda")
+def _scans(data: bytes, place: int) -> int:
+    """Of the picture whose segments go on at `place`: thumbnails lie within segments, a phone's
+    video behind the end."""
+    scans = 0
+    for _ in range(MOST_PARTS):
+        found = _SEGMENT_OR_END.search(data, place)
+        if found is None or found[0] == b"\xff\xd9":
+            return scans
+        scans += found[0] == b"\xff\xda"
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    raise BadHeader("the JPEG has too many segments")
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from services.frontend.parsing.heard import Listener, new_call_id
 from services.frontend.parsing.rules import Rules
@@ -47,6 +48,21 @@ def constants_of(schema: Json) -> list[Any]:
         return [schema["const"]]
     found = schema.get("enum")
     return found if isinstance(found, list) else []
+
+
+def referred(root: Json, reference: str) -> Any:
+    """What a reference such as #/$defs/place points to in `root`; None if nothing is there."""
+    place: Any = root
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    for name in unquote(reference).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            index = int(name) if name.isdecimal() and len(name) < 10 else len(place)
+            place = place[index] if index < len(place) else None
+        else:
+            place = place.get(name) if isinstance(place, dict) else None
+    return place
 
 
 def object_call(name: str, source: Source, out: Listener) -> Steps[bool]:

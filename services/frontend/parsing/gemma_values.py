@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.frontend.parsing.base import Json, constants_of, properties_of, required_of
+from services.frontend.parsing.base import Json, constants_of, properties_of, referred, required_of
 from services.frontend.parsing.rules import Rules, either, quoted
 
 MAX_ALTERNATIVES = 64
@@ -47,7 +47,7 @@ class Values:
     def _referred(self, reference: str) -> str:
         if reference not in self._referred_to:
             self._referred_to[reference] = self._text  # as long as it is being written
-            terms = self.written(_found(self._root, reference))
+            terms = self.written(referred(self._root, reference))
             self._referred_to[reference] = self._rules.new(terms)
         return self._referred_to[reference]
 
@@ -76,14 +76,3 @@ class Values:
         if isinstance(value, str):
             return f"({self._quote} {quoted(value)} {self._quote})"
         return quoted(msgspec.json.encode(value).decode())
-
-
-def _found(root: Json, reference: str) -> Any:
-    """What a reference such as #/$defs/place points to; None if nothing is there."""
-    if not reference.startswith("#/"):
-        return None
-    place: Any = root
-    for name in reference.removeprefix("#/").split("/"):
-        name = name.replace("~1", "/").replace("~0", "~")
-        place = place.get(name) if isinstance(place, dict) else None
-    return place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -24,12 +24,38 @@ class CallPiece:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """`text` is for the client to read, `calls` are for it to make."""
+class Said:
+    """A piece of text for the client to read, or of what the model `thought` before."""
 
-    text: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPiece, ...] = ()
+    text: str
+    thought: bool = False
+
+
+Part = Said | CallPiece
+
+
+@dataclass(frozen=True)
+class Heard:
+    """`parts`: in the order in which the model wrote them; no two that could be one."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For the client to read."""
+        return "".join(p.text for p in self.parts if isinstance(p, Said) and not p.thought)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(p.text for p in self.parts if isinstance(p, Said) and p.thought)
+
+    @property
+    def calls(self) -> tuple[CallPiece, ...]:
+        """For the client to make."""
+        return tuple(part for part in self.parts if isinstance(part, CallPiece))
+
+    def without_reasoning(self) -> Heard:
+        return Heard(tuple(p for p in self.parts if isinstance(p, CallPiece) or not p.thought))
 
 
 class Listener:
@@ -49,9 +75,7 @@ class Listener:
         self._begun = 0
         self._gap = ""  # white space that may stand before a call
         self._bare = False  # whether the call that is heard has no arguments yet
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[CallPiece] = []
+        self._parts: list[Part] = []
 
     def text(self, piece: str) -> None:
         """Add text for the client to read."""
@@ -60,11 +84,11 @@ class Listener:
         piece = self._gap + piece
         kept = piece.rstrip()
         self._gap = piece[len(kept) :]
-        self._text.append(kept)
+        self._say(kept)
 
     def reasoning(self, piece: str) -> None:
         """Add what the model thinks before it answers."""
-        self._reasoning.append(piece)
+        self._say(piece, thought=True)
 
     def begin(self, name: str) -> None:
         """A call, whose arguments follow."""
@@ -88,23 +112,39 @@ class Listener:
         """No more comes."""
         # White space behind a call belongs to its form; without calls it is text.
         if not self._begun:
-            self._text.append(self._gap)
+            self._say(self._gap)
         self._gap = ""
 
     def take(self) -> Heard:
         """What has been heard since the last time."""
-        heard = Heard("".join(self._text), "".join(self._reasoning), tuple(_joined(self._calls)))
-        self._text, self._reasoning, self._calls = [], [], []
+        heard = Heard(tuple(_joined(self._parts)))
+        self._parts = []
         return heard
+
+    def _say(self, text: str, *, thought: bool = False) -> None:
+        if text:
+            self._parts.append(Said(text, thought))
 
     def _tell(self, piece: CallPiece) -> None:
         if piece.index < self._most:
-            self._calls.append(piece)
+            self._parts.append(piece)
 
 
-def _joined(pieces: Iterable[CallPiece]) -> Iterator[CallPiece]:
-    """One piece for each call."""
-    for _, group in itertools.groupby(pieces, key=lambda piece: piece.index):
-        first, *more = group
-        rest = "".join(piece.arguments for piece in more)
-        yield replace(first, arguments=first.arguments + rest)
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """Neighbours of one kind, or of one call, as one."""
+    for _, group in itertools.groupby(parts, key=_kind):
+        yield _one(list(group))
+
+
+def _kind(part: Part) -> tuple[bool, int]:
+    if isinstance(part, Said):
+        return part.thought, -1
+    return False, part.index
+
+
+def _one(parts: Sequence[Part]) -> Part:
+    first = parts[0]
+    if isinstance(first, Said):
+        return replace(first, text="".join(p.text for p in parts if isinstance(p, Said)))
+    arguments = "".join(p.arguments for p in parts if isinstance(p, CallPiece))
+    return replace(first, arguments=arguments)

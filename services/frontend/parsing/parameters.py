@@ -11,6 +11,7 @@ from services.frontend.parsing.base import Function, Json, constants_of, propert
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.rules import Rules, either, quoted, shared
 from services.frontend.parsing.source import Source, Steps
+from services.frontend.parsing.value_types import ANY, ValueTypes, type_of
 
 MAX_ALTERNATIVES = 64
 
@@ -22,6 +23,7 @@ class Parameters:
     def __init__(self, out: Listener, function: Function | None) -> None:
         self._out = out
         self._function = function
+        self._types = ValueTypes(function.parameters if function is not None else {})
         self._count = 0
 
     def read(
@@ -38,7 +40,8 @@ class Parameters:
             schema = self._function.schema_of(name) if self._function is not None else {}
         if not only_strings(schema):
             value, mark = yield from source.until([close])
-            self._out.arguments(_value(value.removesuffix("\n") if trim else value, schema))
+            types = self._types.of(schema)
+            self._out.arguments(_value(value.removesuffix("\n") if trim else value, types))
             return bool(mark)
         self._out.arguments('"')
         text = _Trimmed(self._out.arguments, trim=trim)
@@ -94,26 +97,25 @@ def _spelled(text: str) -> str:
 
 
 def only_strings(schema: Json) -> bool:
-    """Whether a value can be nothing but a string."""
-    kinds = schema.get("type")
+    """Whether a value can be nothing but a string, which is written without quotation marks."""
+    kinds, constants = schema.get("type"), constants_of(schema)
+    if kinds is None and constants:
+        return all(isinstance(constant, str) for constant in constants)
     return kinds in ("string", ["string"])
 
 
-def _may_be_string(schema: Json) -> bool:
-    kinds = schema.get("type")
-    return "string" in kinds if isinstance(kinds, list) else kinds == "string"
-
-
-def _value(text: str, schema: Json) -> str:
-    """A value as JSON: booleans and null in Python's spelling too."""
+def _value(text: str, types: frozenset[str]) -> str:
+    """A value as JSON, of one of `types`: booleans and null in Python's spelling too."""
     # Blanks belong to a string, and to no other value.
-    text = text.strip() if not _may_be_string(schema) else text
+    text = text.strip() if types == ANY or "string" not in types else text
     plain = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     try:
-        msgspec.json.decode(plain)
+        found = type_of(msgspec.json.decode(plain))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return _spelled(text)
-    return plain
+    # A string in quotation marks is one as forced calls have it.
+    fits = found in types or found == "string" or "string" not in types
+    return plain if fits else _spelled(text)
 
 
 def written_parameters(

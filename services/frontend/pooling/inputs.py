@@ -23,6 +23,7 @@ from services.frontend.requests import RequestMaker
 from services.frontend.tokenizer import Tokenizer
 
 _TRUNCATE = "truncate_prompt_tokens"
+_LEAST_TOKENS = 16  # that are thought to be kept of a text which is cut
 _MOST_TOKENS = 1 << 20  # of all inputs of a request, which are in memory together
 _MOST_BYTES = 1 << 25  # of the answers for each token: of BGE-M3's longest text
 
@@ -137,14 +138,32 @@ class PoolingInputs:
     async def _tokens(self, request: TextFields, given: str | list[int], param: str) -> list[int]:
         kept = self._kept(request)
         special = request.add_special_tokens is not False
-        if kept is not None and isinstance(given, str):
-            # What lies beyond is not worth tokenizing.
-            given = _cut(given, kept * self._tokenizer.longest, request.truncation_side)
-        ids = await self._prompts.of_completion(given, param, add_special_tokens=special)
-        if kept is None or len(ids) <= kept:
+        if kept is None:
+            return await self._prompts.of_completion(given, param, add_special_tokens=special)
+        side, ids = request.truncation_side, given
+        if isinstance(ids, str):
+            ids = await self._beginning(ids, kept, side, param, special=special)
+        ids = await self._prompts.of_completion(ids, param, add_special_tokens=special)
+        if len(ids) <= kept:
             return ids
         added = self._added() if special and isinstance(given, str) else ([], [])
-        return _shortened(ids, added, kept, request.truncation_side)
+        return _shortened(ids, added, kept, side)
+
+    async def _beginning(
+        self, text: str, kept: int, side: str | None, param: str, *, special: bool
+    ) -> list[int]:
+        """Tokens of a text, of all of it unless so many more than `kept` are found before."""
+        # Twice as many: the last ones may be those of half a word.
+        enough = 2 * max(kept, _LEAST_TOKENS)
+        most = self._prompts.most_chars
+        chars = min(enough * self._tokenizer.longest, most)
+        while True:
+            part = _cut(text, chars, side)
+            ids = await self._prompts.of_text(part, param, add_special_tokens=special)
+            if len(ids) >= enough or chars >= min(len(text), most):
+                return ids
+            # Normalizing may make one character of many, and one token stand for any word.
+            chars = min(2 * chars, most)
 
     def _kept(self, request: TextFields) -> int | None:
         """Tokens of an input that are kept, None for all."""

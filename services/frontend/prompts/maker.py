@@ -72,12 +72,7 @@ class PromptMaker:
     ) -> list[int]:
         """Token ids of a text, or those given. `InvalidRequest` if they cannot be a prompt."""
         if isinstance(prompt, str):
-            text = Guarded(prompt, (), ())
-
-            def work() -> Prompt:
-                return self._tokenize(text, (), add_special_tokens, param)
-
-            prompt = (await _offloaded(work, len(prompt))).token_ids
+            prompt = await self.of_text(prompt, param, add_special_tokens=add_special_tokens)
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=param)
         check_token_ids(prompt, param, self._vocab_size)
@@ -86,10 +81,25 @@ class PromptMaker:
             raise InvalidRequest("a prompt must not contain media tokens", param=param)
         return prompt
 
+    async def of_text(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, which may be a part of a prompt. `InvalidRequest` if it has more
+        than `most_chars`, or forms a media token."""
+        guarded = Guarded(text, (), ())
+
+        def work() -> Prompt:
+            return self._tokenize(guarded, (), add_special_tokens, param)
+
+        return (await _offloaded(work, len(text))).token_ids
+
+    @property
+    def most_chars(self) -> int:
+        """Of a text that is worth tokenizing; normalizing may make one character of several."""
+        return self._room * 4 * self._tokenizer.longest
+
     def _tokenize(
         self, guarded: Guarded, spans: Sequence[Span], add_special_tokens: bool, param: str
     ) -> Prompt:
-        # Far too long to be worth tokenizing; normalizing may have made one character of several.
+        # As `most_chars`, with what it would be in tokens.
         self.room_beside(len(guarded.text) // (4 * self._tokenizer.longest), param)
         return tokenize(
             self._tokenizer,

@@ -76,7 +76,8 @@ class RawPrompts:
         sampling = await self._requests.checked(request)
         generate = self._requests.made(request, request_id, prompt.token_ids, sampling, "prompt")
         generate.mm_items = [
-            item.at(offset) for item, offset in zip(items, prompt.offsets, strict=True)
+            item.at(offset, gaps)
+            for item, offset, gaps in zip(items, prompt.offsets, prompt.gaps, strict=True)
         ]
         return generate, {item.mm_hash: item.data for item in items if item.data is not None}
 
@@ -91,7 +92,8 @@ class RawPrompts:
             raise
 
     async def _of_ids(self, given: Sequence[Any], spans: Sequence[Span]) -> Prompt:
-        """Token ids, in which each pad token becomes as many as its picture has embeddings."""
+        """Token ids, in which each pad token becomes as many as its picture has embeddings, with
+        the text between them where these stand apart."""
         pad = self._placeholder.pad_id if self._placeholder is not None else None
         places = [place for place, token in enumerate(given) if token == pad]
         if len(places) != len(spans):
@@ -105,11 +107,21 @@ class RawPrompts:
         prompt, done = Prompt([], []), 0
         for place, span in zip(places, spans, strict=True):
             prompt.token_ids.extend(given[done:place])
-            prompt.offsets.append(len(prompt.token_ids))
-            prompt.token_ids.extend([given[place]] * span.length)
+            expanded = await self._expanded(span, given[place])
+            prompt.offsets.append(len(prompt.token_ids) + expanded.offsets[0])
+            prompt.gaps.extend(expanded.gaps)
+            prompt.token_ids.extend(expanded.token_ids)
             done = place + 1
         prompt.token_ids.extend(given[done:])
         return prompt
+
+    async def _expanded(self, span: Span, pad: int) -> Prompt:
+        """The tokens of one picture alone."""
+        if not span.before:
+            return Prompt([pad] * span.length, [0], [()])
+        assert self._placeholder is not None
+        one = Guarded(self._placeholder.written, (0,), ())
+        return await self._prompts.of_chat(lambda: one, 0, [span], add_special_tokens=False)
 
     def _guarded(self, text: str, count: int) -> Guarded:
         """The text with `count` placeholders in it."""

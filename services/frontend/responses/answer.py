@@ -75,7 +75,7 @@ class ResponseAnswer:
         for gain in gains:
             self._cut |= gain.finish_reason == "length"
             # A token that ends the reasoning may begin the text: it counts as text.
-            if gain.reasoning and not (gain.text or gain.calls):
+            if gain.heard.reasoning and not (gain.text or gain.heard.calls):
                 self._thought += len(gain.token_ids)
             yield from self._items.add(gain)
 

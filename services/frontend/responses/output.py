@@ -70,12 +70,11 @@ class OutputItems:
 
     def add(self, gain: Gain) -> Iterator[Json]:
         """Events that tell what the answer gained."""
-        if gain.reasoning:
-            yield from self._grow("reasoning", gain.reasoning)
-        if gain.text:
-            yield from self._grow("message", gain.text)
-        for piece in gain.calls:
-            yield from self._call(piece)
+        for part in gain.heard.parts:
+            if isinstance(part, CallPiece):
+                yield from self._call(part)
+            else:
+                yield from self._grow("reasoning" if part.thought else "message", part.text)
 
     def close(self, *, complete: bool = True) -> Iterator[Json]:
         """Events that tell that no more comes. An answer without anything is an empty message."""

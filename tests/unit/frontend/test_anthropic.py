@@ -130,6 +130,19 @@ def test_a_whole_message(tokenizer: Tokenizer) -> None:
     assert message["usage"]["input_tokens"] == 2
 
 
+@pytest.mark.parametrize("each", [1, 7, 23, 999])
+def test_blocks_stand_in_the_order_in_which_the_model_said_them(
+    each: int, tokenizer: Tokenizer
+) -> None:
+    calls = [
+        f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2)
+    ]
+    said = outputs(tokenizer, f"I look.\n{calls[0]}\nAgain.\n{calls[1]}", "stop", each)
+    message = asyncio.run(MessageAnswer("msg_1", "m").whole(answering(tokenizer), steps(said)))
+    shown = [(block.get("text", "").strip(), block.get("input")) for block in message["content"]]
+    assert shown == [("I look.", None), ("", {"n": 1}), ("Again.", None), ("", {"n": 2})]
+
+
 def test_why_a_message_ends(tokenizer: Tokenizer) -> None:
     assert whole(tokenizer, "Yes.")["stop_reason"] == "end_turn"
     assert whole(tokenizer, "Yes.", "length")["stop_reason"] == "max_tokens"

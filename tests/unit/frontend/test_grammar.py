@@ -9,6 +9,7 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
+from services.frontend.grammars import json_schema
 from services.frontend.grammars.json_schema import check_grammar
 from services.frontend.grammars.requested import forced_call
 from services.frontend.parsing.reading import TOOL_FORMATS, Reading
@@ -144,6 +145,73 @@ def test_arguments_may_refer_to_definitions(front: Frontend) -> None:
     held_to = grammar(front, tools=[tool], tool_choice="required")
     assert takes(front, held_to, written("go", '{"at": "here"}'))
     assert not takes(front, held_to, written("go", '{"at": "nowhere"}'))
+
+
+PLACE = {"enum": ["here", "there"]}
+
+
+def referring(reference: Any) -> dict[str, Any]:
+    """A function whose argument `at` is what `reference` says."""
+    properties = {"name": PLACE, "a b": PLACE, "at": {"$ref": reference}}
+    parameters = {
+        "type": "object", "properties": properties, "required": ["at"], "$defs": {"part0": PLACE},
+        "definitions": {"place": PLACE},
+    }  # fmt: skip
+    return {"type": "function", "function": {"name": "go", "parameters": parameters}}
+
+
+WENT = {
+    "hermes": written("go", '{"at": "here"}'),
+    "qwen3_coder": '<tool_call>\n<function=go>\n<parameter=at>\n"here"\n</parameter>\n</function>'
+    "\n</tool_call>",
+    "gemma4": '<|tool_call>call:go{at:<|"|>here<|"|>}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("name", WENT)
+@pytest.mark.parametrize(
+    "reference",
+    ["#/$defs/part0", "#/definitions/place", "#/properties/name", "#/properties/a%20b"],
+)
+def test_arguments_may_refer_to_any_part_of_the_parameters(
+    name: str, reference: str, front: Frontend
+) -> None:
+    use = tool_use(chat(tools=[referring(reference)], tool_choice="required"))
+    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert takes(front, held_to, WENT[name])
+    assert not takes(front, held_to, WENT[name].replace("here", "nowhere"))
+
+
+def test_arguments_may_refer_to_all_of_them(front: Frontend) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "go", "parameters": node}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    held_to = forced_call(use, TOOL_FORMATS["hermes"], front.tokenizer)
+    assert takes(front, held_to, written("go", '{"next": {"next": {}}}'))
+    assert not takes(front, held_to, written("go", '{"next": {"name": "go"}}'))
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize(
+    "reference", ["#/properties/nothing", "#/$defs/none", "http://x/y", "other.json#/a", 5]
+)
+def test_a_reference_to_nothing_is_refused_by_its_name(
+    name: str, reference: Any, front: Frontend
+) -> None:
+    use = tool_use(chat(tools=[referring(reference)], tool_choice="required"))
+    with pytest.raises(InvalidRequest, match="parameters of go refer to") as caught:
+        forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert caught.value.param == "tools" and repr(reference) in caught.value.message
+
+
+def test_places_that_are_referred_to_are_bounded(front: Frontend) -> None:
+    properties: dict[str, Any] = {f"p{i}": {"type": "string"} for i in range(300)}
+    again = {f"q{i}": {"$ref": f"#/properties/p{i}"} for i in range(300)}
+    parameters = {"type": "object", "properties": {**properties, **again}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    with pytest.raises(InvalidRequest, match="more than 256 places"):
+        forced_call(use, TOOL_FORMATS["hermes"], front.tokenizer)
 
 
 WRITTEN = {
@@ -347,6 +415,24 @@ def test_what_cannot_be_enforced_is_ignored_unless_it_is_to_be_strict(
         with pytest.raises(InvalidRequest, match=keyword) as caught:
             grammar(front, **fields)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", ["response_format", "tools"])
+def test_no_expression_of_a_schema_that_is_too_long_is_compiled(
+    field: str, front: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(json_schema, "_is_enforced", compiled.append)
+    properties = {f"p{i}": {"type": "string", "pattern": "^(?!a)b$"} for i in range(3000)}
+    schema = {"type": "object", "properties": properties}
+    functions = [{"name": "f", "parameters": schema}, {"name": "g", "parameters": SCHEMA}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    asked: dict[str, Any] = {"tool_choice": "required", "tools": tools}
+    if field == "response_format":
+        asked = {"response_format": of_schema(schema=schema)}
+    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters") as caught:
+        grammar(front, **asked)
+    assert (caught.value.param, compiled) == (field, [])
 
 
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:

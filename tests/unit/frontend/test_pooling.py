@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, normalizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
@@ -164,6 +165,29 @@ def test_a_text_is_cut_but_for_its_end(front: Frontend) -> None:
     assert len(whole.token_ids) == front.info.max_model_len and whole.token_ids[-1] == end
     assert refusal(front, input="Hi", truncate_prompt_tokens=0).param == "truncate_prompt_tokens"
     assert refusal(front, input="Hi", truncation_side="left").param == "truncation_side"
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_text_that_becomes_few_tokens_is_not_cut(
+    side: str, special: bool, tmp_path: Path
+) -> None:
+    """Many tokenizers make one blank of many."""
+    path = directory(tmp_path / "m", POOLING)
+    file = str(path / "tokenizer.json")
+    backend = Backend.from_file(file)
+    backend.normalizer = normalizers.Replace(Regex(" +"), " ")
+    backend.save(file)
+    front = frontend(path)
+    blanks = " " * (2 * front.info.max_model_len * front.tokenizer.longest)
+    for text in (f"Hello,{blanks}how are you?", f"{blanks}Hello", f"Hello{blanks}"):
+        plain = front.tokenizer.encode(text)
+        for kept in (len(plain), len(plain) + 1, -1):
+            cut = {"truncate_prompt_tokens": kept, "truncation_side": side}
+            (one,) = texts(front, input=text, add_special_tokens=special, **cut)
+            assert one.token_ids == plain
+    (one,) = texts(front, input=f"{blanks}Hello, how", truncate_prompt_tokens=2)
+    assert one.token_ids == front.tokenizer.encode(" Hello, how")[:2]
 
 
 def test_an_input_may_have_the_whole_length_and_no_more(front: Frontend) -> None:

@@ -195,6 +195,23 @@ def test_a_whole_response(tokenizer: Tokenizer) -> None:
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
 
 
+@pytest.mark.parametrize("each", [1, 7, 23, 999])
+def test_items_stand_in_the_order_in_which_the_model_said_them(
+    each: int, tokenizer: Tokenizer
+) -> None:
+    calls = [
+        f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2)
+    ]
+    said = outputs(tokenizer, f"I look.\n{calls[0]}\nAgain.\n{calls[1]}", "stop", each)
+    answer = ResponseAnswer(asked(), "resp_1", "m")
+    response = asyncio.run(answer.whole(answering(tokenizer), steps(said)))
+    told = [
+        item["content"][0]["text"].strip() if item["type"] == "message" else item["arguments"]
+        for item in response["output"]
+    ]
+    assert told == ["I look.", '{"n": 1}', "Again.", '{"n": 2}']
+
+
 def test_reasoning_is_left_out_where_it_is_not_wanted(tokenizer: Tokenizer) -> None:
     reading = Reading(Hermes(), Thinking(), most=9)
     spec = OutputSpec("r", "m", True, [1, 2], reading=reading, show_reasoning=False)

@@ -12,7 +12,10 @@ from tokenizers import decoders, models, normalizers
 from transformers import AutoTokenizer
 
 from protocol.errors import ConfigError
+from protocol.types import RequestOutput
+from services.frontend.answers.output import OutputAssembler
 from services.frontend.model_info import ModelInfo
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import BROKEN, Tokenizer
 from tests.support.frontend_helpers import write_model
 from tests.support.tiny_configs import SPECS
@@ -136,6 +139,66 @@ def test_byte_fallback_never_fails() -> None:
     for _ in range(2000):
         ids = [dice.randrange(tokenizer.size + 2) for _ in range(dice.randrange(20))]
         streamed(tokenizer, ids, True)
+
+
+def sentence_tokenizer(kind: str) -> Tokenizer:
+    """As of Llama 2, whose decoders take the blank before a text's first word away."""
+    words = [SPACE, "\n", "Bern", f"{SPACE}Bern", f"{SPACE}in", "é", "."]
+    vocab = {"<unk>": 0, "<s>": 1} | {f"<0x{byte:02X}>": byte + 2 for byte in range(256)}
+    vocab |= {word: len(vocab) + place for place, word in enumerate(words)}
+    backend = Backend(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    if kind == "metaspace":
+        backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="first")
+    else:
+        backend.decoder = decoders.Sequence(
+            [
+                decoders.Replace(SPACE, " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "strip"])
+def test_an_answer_goes_on_where_its_prompt_ends(kind: str) -> None:
+    tokenizer = sentence_tokenizer(kind)
+    prompt, answer = ["<s>", f"{SPACE}Bern", f"{SPACE}in"], [f"{SPACE}Bern", ".", f"{SPACE}Bern"]
+    before, ids = ids_of(tokenizer, *prompt), ids_of(tokenizer, *answer)
+    text = tokenizer.decode(before + ids).removeprefix(tokenizer.decode(before))
+    assert text == " Bern. Bern"
+    assembler = OutputAssembler(OutputSpec("r", "m", False, before, n=2), tokenizer)
+    for choice in (0, 1):
+        assert [assembler.feed(RequestOutput("r", choice, [i])).text for i in ids] == [
+            " Bern", ".", " Bern",
+        ]  # fmt: skip
+    # Nothing is before it.
+    for bare in ([], [1]):
+        first = OutputAssembler(OutputSpec("r", "m", False, bare), tokenizer)
+        assert first.feed(RequestOutput("r", 0, ids)).text == "Bern. Bern"
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "strip"])
+def test_what_a_prompt_ends_in_is_no_part_of_the_answer(kind: str) -> None:
+    """Half a character, special tokens, tokens that the vocabulary does not have."""
+    tokenizer, dice = sentence_tokenizer(kind), random.Random(0)
+    for _ in range(500):
+        prompt = [dice.randrange(tokenizer.size + 2) for _ in range(dice.randrange(40))]
+        prompt += ids_of(tokenizer, "Bern")
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=True, after=prompt)
+        assert detokenizer.flush() == ""
+        ids = [dice.randrange(258, tokenizer.size) for _ in range(dice.randrange(1, 9))]
+        pieces = [detokenizer.push(token) for token in ids]
+        whole = tokenizer.decode(prompt[-1:] + ids).removeprefix("Bern")
+        assert "".join(pieces) + detokenizer.flush() == whole
+    half = tokenizer.detokenizer(skip_special_tokens=True, after=[*prompt, 2 + 0xC3])
+    assert half.push(ids_of(tokenizer, "Bern")[0]) == "Bern"
+
+
+def ids_of(tokenizer: Tokenizer, *words: str) -> list[int]:
+    return [tokenizer.id(word) or 0 for word in words]
 
 
 @pytest.mark.parametrize("text", ["Hello", "é", "你好 🙂", " a b\n"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.parsing.base import Function, ToolFormat
-from services.frontend.parsing.heard import CallPiece, Heard
+from services.frontend.parsing.heard import CallPiece, Heard, Said
 from services.frontend.parsing.json_call import CLOSE, OPEN, Hermes
 from services.frontend.parsing.reading import (
     TOOL_ALIASES,
@@ -57,9 +57,16 @@ def read(reading: Reading, pieces: Sequence[str]) -> Heard:
         joined = before.arguments + piece.arguments
         calls[piece.index] = CallPiece(piece.index, joined, before.id, before.name)
     assert sorted(calls) == list(calls) == list(range(len(calls)))
-    return Heard(
-        "".join(h.text for h in heard), "".join(h.reasoning for h in heard), tuple(calls.values())
-    )
+    said = [part for h in heard for part in h.parts if isinstance(part, Said)]
+    thought = "".join(part.text for part in said if part.thought)
+    text = "".join(part.text for part in said if not part.thought)
+    return of(text, thought, tuple(calls.values()))
+
+
+def of(text: str, thought: str, calls: tuple[CallPiece, ...] = ()) -> Heard:
+    """In this order."""
+    said = (Said(thought, thought=True), Said(text))
+    return Heard((*(piece for piece in said if piece.text), *calls))
 
 
 def hear(
@@ -318,14 +325,14 @@ def test_reasoning_leaves_the_text() -> None:
         ("<thin", "", "<thin"),
     ):
         for pieces in ([text], list(text)):
-            assert read(thinks, pieces) == Heard(answer, reasoning)
+            assert read(thinks, pieces) == of(answer, reasoning)
     opened = Reading(Hermes(TOOLS), Thinking(), inside=True, most=9)
     heard = read(opened, list(f"So.\n</think>\n\n{HALT}"))
     assert (heard.reasoning, heard.text, len(heard.calls)) == ("So.", "", 1)
     channels = (
         "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>A"
     )
-    assert read(Reading(TOOL_FORMATS["openai"]()), list(channels)) == Heard("A", "So.")
+    assert read(Reading(TOOL_FORMATS["openai"]()), list(channels)) == of("A", "So.")
 
 
 def test_where_a_prompt_opens_the_reasoning() -> None:

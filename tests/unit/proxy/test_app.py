@@ -146,3 +146,30 @@ async def test_what_platforms_ask_of_a_proxy(front: Frontend) -> None:
         stack.gateway.fleet.decode[0].up = False
         async with session.get(f"{url}/ping") as answer:
             assert answer.status == 503
+
+
+async def state_of(url: str) -> tuple[tuple[int, str], tuple[int, list[str]]]:
+    """Status and body of /ready, status and problems of /health."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/ready") as response:
+            ready = response.status, await response.text()
+        async with session.get(f"{url}/health") as response:
+            return ready, (response.status, (await response.json())["problems"])
+
+
+async def test_a_proxy_is_ready_while_text_can_be_served(front: Frontend) -> None:
+    stages = {"encode": [Worker()], "prefill": [Worker()], "decode": [Worker()]}
+    async with before(**stages) as stack, app_of(stack, front) as url:
+        assert await state_of(url) == ((200, ""), (200, []))
+        (encoder,) = stack.fleet.encode
+        encoder.up = False
+        said = "no encode worker is up: requests with pictures, clips or audio are refused"
+        assert await state_of(url) == ((200, said), (503, [said]))
+        assert (await ask(url))[0] == 200
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/health") as checked:
+            assert checked.status == 200, "RTP-LLM's load balancers go by this"
+        for worker in (*stack.fleet.prefill, *stack.fleet.decode):
+            worker.up = False
+        assert await state_of(url) == ((503, said), (503, [said]))
+        encoder.up = True
+        assert await state_of(url) == ((503, ""), (503, []))

@@ -1,5 +1,6 @@
 """Dashboards and alerts: what they ask for exists, and Prometheus' own tool takes the rules."""
 
+import ast
 import json
 import re
 import shutil
@@ -81,11 +82,60 @@ def test_every_error_code_of_the_rules_is_one_of_ours() -> None:
         for path in (ROOT / folder).rglob("*.py")
     )
     ours = set(re.findall(r"code ?= ?\"(\w+)\"", source))
-    named = {
+    named = codes_of_the_rules()
+    assert named and named <= ours
+
+
+def test_every_error_that_is_not_a_clients_is_counted_by_a_rule() -> None:
+    counted = codes_of_the_rules()
+    missing = {code for code, status in codes_with_status() if status >= 500} - counted
+    # A process that does not start answers no request; a client that is too slow gets a 408.
+    assert missing == {"config_error", "request_timeout"}
+
+
+def codes_of_the_rules() -> set[str]:
+    """Those of any rule."""
+    return {
         code for rule in rules() for codes in re.findall(r'code=~"([^"]*)"', rule["expr"])
         for code in codes.split("|")
     }  # fmt: skip
-    assert named and named <= ours
+
+
+def codes_with_status() -> set[tuple[str, int]]:
+    """Each code that an error class has, or that one is raised with."""
+    classes: dict[str, ast.ClassDef] = {}
+    raised: list[tuple[str, str]] = []
+    for folder in ("protocol", "connectors", "proxy", "services"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    classes.setdefault(node.name, node)
+                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    raised += [
+                        (str(word.value.value), node.func.id) for word in node.keywords
+                        if word.arg == "code" and isinstance(word.value, ast.Constant)
+                    ]  # fmt: skip
+
+    def own(name: str, member: str) -> Any:
+        """Of a class or the first of its bases that has it; None outside of the error tree."""
+        node = classes.get(name)
+        for statement in node.body if node is not None else []:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == member:
+                value = statement.value
+                if isinstance(value, ast.Attribute):  # as another class has it
+                    return own(ast.unparse(value.value), value.attr)
+                return ast.literal_eval(value)
+        bases = (ast.unparse(base) for base in node.bases) if node is not None else ()
+        return next((found for found in (own(b, member) for b in bases) if found is not None), None)
+
+    def in_tree(name: str) -> bool:
+        bases = classes[name].bases if name in classes else []
+        return name == "TriptychError" or any(in_tree(ast.unparse(base)) for base in bases)
+
+    kinds = [name for name in classes if in_tree(name)]
+    of_classes = [(own(name, "code"), name) for name in kinds]
+    found = [*of_classes, *((code, name) for code, name in raised if name in kinds)]
+    return {(code, own(name, "status")) for code, name in found}
 
 
 def test_each_alert_is_tested() -> None:
