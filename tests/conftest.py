@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,14 @@ def pytest_collection_finish() -> None:
 def compile_cache() -> None:
     """Kernels are compiled here as in an engine, also where the home folder is read-only."""
     ensure_writable()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Each test begins with one thread for tensor operations, however many the test before it has
+    set: on matrices as small as those of tests more only wait for one another."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -56,9 +56,10 @@ def _step_bytes(
     size, requests = config.block_size, config.max_num_seqs
     taken = step_peak(model, memory, size, config.max_num_batched_tokens, requests)
     if capture is not None:
-        # Recordings keep memory of their own, as much as the largest of them takes.
+        # Recordings keep memory of their own, as much as the largest of them takes; draws are not
+        # recorded.
         rows = bucket_sizes(requests)[-1]
-        taken += step_peak(model, memory, size, rows, rows)
+        taken += step_peak(model, memory, size, rows, rows, samples=False)
     return taken
 
 

@@ -14,7 +14,6 @@ from tests.support.reference import Inputs, Messages
 @lru_cache(maxsize=4)
 def _load(model_dir: Path) -> tuple[Any, Any]:
     """(processor, model in float32)."""
-    torch.set_num_threads(1)
     model = Qwen2AudioForConditionalGeneration.from_pretrained(model_dir, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     return AutoProcessor.from_pretrained(model_dir), model.eval()

@@ -38,6 +38,9 @@ _SIZES = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
+HEADS = {"llama": "lm_head", "biogpt": "output_projection", "modernbert-decoder": "decoder"}
+"""What families call the layer that makes logits."""
+
 
 class Unbuilt(Exception):
     """transformers makes no small model of a family from sizes alone."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -23,17 +24,30 @@ class DecodeGroup:
     blocks: int64[G * B], the blocks of the contexts, one request after the other
     last: int64[G], index of each token within its request
     contexts: G, tokens of each context
+    width: tokens that B blocks hold
     """
 
     rows: torch.Tensor
     blocks: torch.Tensor
     last: torch.Tensor
     contexts: tuple[int, ...]
+    width: int
     _masks: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:
         return max(self.contexts)
+
+    @cached_property
+    def padding(self) -> torch.Tensor | None:
+        """int64[N], which of the G * `width` tokens that are read lie behind their context, up to
+        the longest; None if there are none."""
+        if min(self.contexts) == self.longest:
+            return None
+        # From the host's numbers: those of a device would have to be waited for.
+        behind = torch.arange(self.longest) >= torch.tensor(self.contexts)[:, None]
+        request, index = behind.nonzero(as_tuple=True)
+        return (request * self.width + index).to(self.last.device, non_blocking=True)
 
     def mask(self, window: int) -> torch.Tensor | None:
         """bool[G, 1, 1, longest]: the keys that each token sees; None if it sees all."""
@@ -72,7 +86,8 @@ def decode_groups(
         lengths = tuple(contexts[m] for m in members)
         width = -(-max(lengths) // block_size)
         blocks = tables[members, :width].flatten()
-        groups.append(DecodeGroup(chosen, blocks, positions[chosen], lengths))
+        made = DecodeGroup(chosen, blocks, positions[chosen], lengths, width * block_size)
+        groups.append(made)
     return groups
 
 

@@ -77,7 +77,8 @@ def _multiplied_as_bfloat16() -> Iterator[None]:
     """Lets oneDNN round the factors of float32 products to bfloat16."""
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
-    # This holds for the whole process, so for no longer than these products take.
+    # This holds for the whole process, so for no longer than these products take. Of what other
+    # threads compute in float32 meanwhile, only spectra of audio have products (`model.audio`).
     matmul.fp32_precision = "bf16"
     try:
         yield

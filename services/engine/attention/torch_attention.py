@@ -122,7 +122,9 @@ def _attend_group(
     """G single tokens of query [heads, all tokens, k_dim] → [G, heads, v_dim]."""
     mine = query.transpose(0, 1)[group.rows]
     requests = len(group.contexts)
-    key, value = _gather(cache, layer, group.blocks, requests, group.longest, query.dtype)
+    key, value = _gather(
+        cache, layer, group.blocks, requests, group.longest, query.dtype, group.padding
+    )
     mask = group.mask(cache.window(layer))
     if not scoring.plain:
         out = _attend(mine.unsqueeze(2), key, value, mask, scoring)
@@ -141,12 +143,17 @@ def _gather(
     requests: int,
     length: int,
     dtype: torch.dtype,
+    padding: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First `length` keys and values of so many requests, which have equally many of `blocks`:
-    [requests, kv_heads, length, dim] each, codes as `dtype`."""
+    [requests, kv_heads, length, dim] each, codes as `dtype`, zeros for tokens of `padding`."""
+    key, value = cache.read(layer, blocks, dtype)
+    if padding is not None:
+        # Slots past a context hold whatever memory held: a weight of 0 does not hide NaN.
+        for tensor in (key, value):
+            tensor.view(-1, *tensor.shape[2:]).index_fill_(0, padding, 0)
     key, value = (
-        tensor.view(requests, -1, *tensor.shape[2:])[:, :length]
-        for tensor in cache.read(layer, blocks, dtype)
+        tensor.view(requests, -1, *tensor.shape[2:])[:, :length] for tensor in (key, value)
     )
     return key.transpose(1, 2), value.transpose(1, 2)
 

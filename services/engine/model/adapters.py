@@ -21,7 +21,7 @@ from protocol.errors import ConfigError, InvalidRequest, Unavailable
 from protocol.generate import not_served
 from protocol.registry import Name
 from services.engine.model.adapter_files import AdapterFiles, Layer, Pair, read_adapter, read_files
-from services.engine.model.packed_linear import plain
+from services.engine.model.packed_linear import body_layers
 
 logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
@@ -204,8 +204,8 @@ def adaptable_layers(model: nn.Module) -> dict[str, Layer]:
     return {
         # A model with a head has its layers below `model`, a part without one does not.
         name.removeprefix("model."): Layer(module.in_features, module.out_features)
-        for name, module in model.named_modules()
-        if plain(module) and ".experts." not in name and "lm_head" not in name
+        for name, module in body_layers(model).items()
+        if ".experts." not in name
     }
 
 

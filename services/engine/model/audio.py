@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AutoFeatureExtractor
 from transformers.masking_utils import create_bidirectional_mask
 
@@ -18,6 +19,19 @@ from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.qwen2_audio import AudioWindow
 
 Spectrum = dict[str, torch.Tensor]
+
+
+class _ProductsInDouble(TorchFunctionMode):
+    """Matrix products of this thread, as sums in float64. Those of float32 would follow a setting
+    of the whole process, which attention changes meanwhile (`prompt_tiles`)."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.matmul:
+            left, right = args
+            return (left.double() @ right.double()).float()
+        return function(*args, **(kwargs or {}))
 
 
 class AudioProcessor:
@@ -50,13 +64,14 @@ class AudioProcessor:
     def _spectrum(self, samples: Samples) -> Spectrum:
         """input_features: float32[1, bands, columns of a whole window]; columns: int64[1], of those
         how many have sound, from the first one on."""
-        found = self._extractor(
-            samples,
-            sampling_rate=self._window.rate,
-            padding="max_length",
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
+        with _ProductsInDouble():
+            found = self._extractor(
+                samples,
+                sampling_rate=self._window.rate,
+                padding="max_length",
+                return_attention_mask=True,
+                return_tensors="pt",
+            )
         return {
             "input_features": found["input_features"],
             "columns": found["attention_mask"].sum(-1),

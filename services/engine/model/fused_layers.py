@@ -212,7 +212,7 @@ def _suits(layer: Any) -> bool:
 
 def _scales_by_position(attention: Any) -> bool:
     """Whether queries are multiplied by a factor that grows with their position, as Ministral 3's
-    are: it is 1 for so long (16,384 tokens) that no trial at the start would show it."""
+    are: it is 1 for so long (16,384 tokens) that only the trial's far positions would show it."""
     rotary = getattr(getattr(attention, "config", None), "rope_parameters", None) or {}
     return "llama_4_scaling_beta" in rotary
 

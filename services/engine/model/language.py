@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,8 @@ from services.engine.model.quantization import quantize
 from services.engine.model.trial import (
     TOLERANCE,
     check_codes,
+    error_of_far,
+    near_and_far,
     prompts,
     refused_by_name,
     worst_error,
@@ -209,18 +210,16 @@ class LanguageModel(ModelFamily):
             found = error(self._kv_codes)
             check_codes(found, self._kv_codes)
             bounds[self._kv_codes] = found + tolerance
-        if fused is not None:
-            self._fuse(fused, error, bounds)
-
-    def _fuse(
-        self, ops: FusedOps, error: Callable[[str], float], bounds: Mapping[str, float]
-    ) -> None:
-        """`error`: of the logits with a KV cache of a dtype; `bounds`: what it may be."""
-        layers = FusedLayers(self._text_model, ops)
+        if fused is None:
+            return
+        layout = self._kv_layout(_TRIAL_BLOCK, self._dtype_name)
+        own = near_and_far(tokens, run, layout, self.text_config)
+        layers = FusedLayers(self._text_model, fused)
+        far = error_of_far(near_and_far(tokens, run, layout, self.text_config), own, tolerance / 10)
         errors = {dtype: error(dtype) for dtype in bounds}
-        if any(errors[dtype] > bound for dtype, bound in bounds.items()):
+        if far or any(errors[dtype] > bound for dtype, bound in bounds.items()):
             layers.release()
-            found = max(errors.values())
+            found = max(far, *errors.values())
             logger.warning("fused kernels are not used: logits would differ by %.2g", found)
         self.fused_layers = len(layers)
         logger.info("%d layers use fused kernels", len(layers))
@@ -228,11 +227,9 @@ class LanguageModel(ModelFamily):
     def _own_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """int64[T] → float[T, vocabulary], as transformers computes them for a prompt."""
         output = self._text_model(input_ids=ids[None], use_cache=False)
-        return (
-            self._logits(output.last_hidden_state[0])
-            if self._headless
-            else (output.logits[0].float())
-        )
+        if self._headless:
+            return self._logits(output.last_hidden_state[0])
+        return output.logits[0].float()  # type: ignore[no-any-return]
 
     def _text_positions(self, index: torch.Tensor) -> torch.Tensor:
         """Rotary positions int64[1 or 3, T] of text tokens."""

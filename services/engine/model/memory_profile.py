@@ -22,6 +22,8 @@ from services.engine.sampling.draw import draw
 from services.engine.scheduling.seams import Prepared
 
 _PATCH = 14  # pixels a side, in most families
+# All tokens are as likely as one another and nearly all are kept, so rows are sorted as a whole.
+_SORTED = SamplingParams(temperature=1e6, top_p=1 - 1e-9)
 
 
 class Memory(Protocol):
@@ -63,9 +65,16 @@ def memory_of(device: str) -> Memory | None:
 
 @torch.inference_mode()
 def step_peak(
-    model: LanguageModel, memory: Memory, block_size: int, tokens: int, requests: int
+    model: LanguageModel,
+    memory: Memory,
+    block_size: int,
+    tokens: int,
+    requests: int,
+    *,
+    samples: bool = True,
 ) -> int:
-    """Bytes that a step of `tokens` prompt tokens takes, if `requests` sample after it."""
+    """Bytes that a step of `tokens` prompt tokens of so many requests takes; if it `samples`, with
+    the draws after it."""
     layout = model.kv_layout(block_size)
     # One block for all of the step's KV, made before `begin`: the pool is not what is measured.
     pool = torch.zeros(1, block_elements(layout), dtype=pool_dtype(layout), device=model.device)
@@ -74,8 +83,10 @@ def step_peak(
     memory.begin()
     try:
         logits = run_step(model, KVCache(layout, pool), 0, WarmStep(counts, counts))
-        # Sampling counts: cumulative sums in float64 take twice the memory of the logits.
-        draw(logits, [SamplingParams()] * requests, [0.5] * requests)
+        # Sampling counts: sorted rows and their cumulative sums take several times the memory of
+        # the logits, of which penalties make a copy.
+        if samples:
+            draw(logits.clone(), [_SORTED] * requests, [0.5] * requests)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a step of {tokens} tokens does not fit into the memory of {model.device}: lower "

@@ -16,10 +16,11 @@ import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from protocol.errors import ConfigError
 from services.engine.attention.numba_runtime import onednn_has_bfloat16
@@ -98,9 +99,19 @@ class InputsSeen:
         return list(found.values())
 
 
-def plain(module: nn.Module) -> bool:
+def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is PyTorch's own layer, and not one that computes something else."""
     return type(module) is nn.Linear
+
+
+def body_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The plain linear layers of a model, by their names within it, without those of its head,
+    which families call by various names."""
+    body, head = model, None
+    if isinstance(model, PreTrainedModel):
+        body, head = model.base_model, model.get_output_embeddings()
+    inside = set(body.modules()) - {head}
+    return {name: m for name, m in model.named_modules() if plain(m) and m in inside}
 
 
 def packable(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from protocol.errors import ConfigError
-from services.engine.model.packed_linear import plain
+from services.engine.model.packed_linear import body_layers
 
 logger = logging.getLogger(__name__)
 INT4_GROUP = 128  # inputs that share a scale, fewer where a layer's inputs are not so many
@@ -33,7 +33,7 @@ def quantize(model: nn.Module, scheme: str, dtype: torch.dtype, device: str) -> 
     """Quantize the weights of a model's linear layers in place, but for its head; how many they
     are. `scheme`: int8 and fp8 (e4m3) have a scale for each output, int4 one for a group of inputs.
     `ConfigError` if it cannot be done here."""
-    layers = [m for name, m in model.named_modules() if plain(m) and "lm_head" not in name]
+    layers = list(body_layers(model).values())
     if not layers:
         raise ConfigError("--quantization: this model has no linear layers that it could apply to")
     _check(scheme, dtype, device)

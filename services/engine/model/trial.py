@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from protocol.errors import ConfigError
 from protocol.refs import KVLayout
@@ -24,6 +25,7 @@ from services.engine.containment import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 _CODES_TOLERANCE = 0.1  # beyond which an operator is warned
+_ROUNDED = 4  # times the error of near positions that rounding alone may make of far ones
 _TOKENS = 20  # of each prompt: more than a block, so that it spans two
 _STARTS = ((0, 9, 18, 19), (0, 14, 18, 19))  # of its chunks, for either prompt
 # Of either prompt, in no order: a path that goes by anything else reads the wrong blocks.
@@ -50,14 +52,37 @@ def worst_error(
 ) -> float:
     """The largest relative error of any step, infinite if a logit is not finite where the model's
     own is. `expected`: float[_TOKENS, vocabulary] of each prompt."""
-    device, dtype = tokens[0].device, pool_dtype(layout)
-    pool = torch.zeros(4, block_elements(layout), dtype=dtype, device=device)
-    cache = KVCache(layout, pool)
+    cache, device = _cache(layout, tokens[0].device), tokens[0].device
     return max(
         _error(run(_packed(tokens, spans), batch.positions, batch), _packed(expected, spans))
         for spans in _steps()
         for batch in [_batch(cache, spans, device)]
     )
+
+
+def near_and_far(
+    tokens: list[torch.Tensor], run: Paged, layout: KVLayout, config: PreTrainedConfig
+) -> list[torch.Tensor]:
+    """Logits of the first step, and of the same tokens at the last positions that the model was
+    made for: layers that go by positions, beyond what they are given as angles, show it there."""
+    spans = next(_steps())
+    batch = _batch(_cache(layout, tokens[0].device), spans, tokens[0].device)
+    far = max(0, (getattr(config, "max_position_embeddings", 0) or 0) - _TOKENS)
+    ids = _packed(tokens, spans)
+    return [run(ids, batch.positions + shift, batch) for shift in (0, far)]
+
+
+def error_of_far(found: list[torch.Tensor], expected: list[torch.Tensor], least: float) -> float:
+    """How far off logits of `near_and_far` are at far positions, 0 if about as much as near ones,
+    by rounding, or by less than `least`."""
+    near, far = (_error(one, own) for one, own in zip(found, expected, strict=True))
+    return far if far > max(least, _ROUNDED * near) else 0.0
+
+
+def _cache(layout: KVLayout, device: torch.device) -> KVCache:
+    """Four blocks, of zeros."""
+    shape = 4, block_elements(layout)
+    return KVCache(layout, torch.zeros(shape, dtype=pool_dtype(layout), device=device))
 
 
 def check_codes(error: float, codes: str) -> None:

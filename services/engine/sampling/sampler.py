@@ -12,6 +12,7 @@ from itertools import islice
 
 import torch
 
+from protocol.errors import InternalError
 from services.engine.sampling.adjust import Adjustments
 from services.engine.sampling.draw import draw
 from services.engine.sampling.logprobs import logprobs
@@ -20,6 +21,7 @@ from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Sampled
 
 _MASK = (1 << 64) - 1
+_NO_TOKEN = -1  # of a row whose logits are not finite
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -49,14 +51,30 @@ class Sampler:
     ) -> list[Sampled]:
         """logits float32[S, vocabulary], one row per request; they are not changed. `ahead`: how
         many tokens behind the request's a row's token stands, [] if none does. A request whose
-        grammar cannot be followed comes back with a `failure`."""
+        grammar cannot be followed, or whose logits are not finite, comes back with a `failure`."""
         adjusted, failures = self._adjustments.apply(logits, requests)
         tokens = _choose(adjusted, requests, ahead or [0] * len(requests))
         found = logprobs(logits, tokens, _wanted(requests), _named(requests))
-        return [
-            Sampled(request, [token], [found[row]] if row in found else None, failures.get(row))
-            for row, (request, token) in enumerate(zip(requests, tokens.tolist(), strict=True))
-        ]
+        # Comes back with the tokens: another copy would have to be waited for.
+        tokens = torch.where(_finite(logits), tokens, _NO_TOKEN)
+        sampled = []
+        for row, (request, token) in enumerate(zip(requests, tokens.tolist(), strict=True)):
+            error = failures.get(row) or (_not_finite() if token == _NO_TOKEN else None)
+            if error is not None:
+                sampled.append(Sampled(request, [], failure=error))
+            else:
+                sampled.append(Sampled(request, [token], [found[row]] if row in found else None))
+        return sampled
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """bool[S], which rows of logits [S, vocabulary] are a model's: none is NaN or infinite, and not
+    all are -inf, which a model may give to tokens that it never says."""
+    return logits.amax(dim=-1).isfinite()  # NaN is the largest
+
+
+def _not_finite() -> InternalError:
+    return InternalError("the model's logits for this request are not finite numbers")
 
 
 def _wanted(requests: Sequence[Request]) -> dict[int, int]:
@@ -118,6 +136,6 @@ def _joined(drawn: Sequence[Sampled], draft: Sequence[int]) -> Sampled:
         first.request,
         [token for one in drawn[:kept] for token in one.token_ids],
         logprobs or None,
-        first.failure,
+        next((one.failure for one in drawn[:kept] if one.failure is not None), None),
         drafted=len(draft),
     )

@@ -10,13 +10,14 @@ import pytest
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.kv_events import BlockStored
 from services.engine.engine import Engine
-from services.engine.model.adapters import Adapters
+from services.engine.model.adapters import Adapters, adaptable_layers
 from services.engine.model.runner import Runner
 from services.membership.config import parse_events
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
 from tests.support.engines import engine, listening, request_of, run
 from tests.support.lora import merged_generate, peft_generate, write_adapter
+from tests.support.random_families import HEADS, built
 from tests.support.reference import Messages, reference_generate
 from tests.support.replayed_steps import Rerun, use
 from tests.support.tiny_models import TEXT_FAMILIES
@@ -173,6 +174,14 @@ def test_other_weights_than_where_a_request_was_rendered(
     assert refused.error is not None
     assert refused.error.code == "adapter_mismatch"
     worker.close()
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS.items())
+def test_a_head_of_any_name_is_not_adapted(family: str, head: str) -> None:
+    """It sees the rows that are sampled, not all rows of a step."""
+    layers = adaptable_layers(built(family))
+    assert layers and all("layers." in name for name in layers)
+    assert head not in layers
 
 
 def test_an_unloaded_adapter_ends_with_its_last_request(

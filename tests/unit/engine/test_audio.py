@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generate import encode_item
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest
+from services.engine.attention.prompt_tiles import _multiplied_as_bfloat16
 from services.engine.config import EngineConfig, Part
 from services.engine.engine import Engine
 from services.engine.model.audio import AudioProcessor
@@ -115,8 +117,19 @@ def test_the_spectrum_is_that_of_transformers(seconds: float, model: Path) -> No
     found = AudioProcessor(model, READERS).spectrum(
         EncodeItem("ab" * 32, "audio", length, data=made.data)
     )
-    assert torch.equal(found["input_features"], truth["input_features"])
+    torch.testing.assert_close(found["input_features"], truth["input_features"], rtol=0, atol=1e-6)
     assert found["columns"].item() == truth["feature_attention_mask"].sum()
+
+
+def test_a_spectrum_does_not_follow_how_the_process_multiplies(tmp_path: Path) -> None:
+    """While it is made in a thread, attention lets all of the process round to bfloat16."""
+    WhisperFeatureExtractor(feature_size=128).save_pretrained(tmp_path)
+    processor = AudioProcessor(tmp_path, READERS)
+    samples = torch.randn(480_000, generator=torch.Generator().manual_seed(0)).numpy()
+    alone = processor._spectrum(samples)["input_features"]
+    with _multiplied_as_bfloat16():
+        beside = processor._spectrum(samples)["input_features"]
+    assert torch.equal(alone, beside)
 
 
 def test_each_length_of_a_window_of_thirty_seconds() -> None:

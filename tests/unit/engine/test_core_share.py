@@ -48,14 +48,16 @@ def test_a_fixed_share_is_kept(tmp_path: Path) -> None:
 
 
 def test_operations_get_the_threads(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
-    try:
+    with CoreShare(tmp_path, 2, 1).computing():
+        assert torch.get_num_threads() == 2
         with CoreShare(tmp_path, 2, 1).computing():
-            assert torch.get_num_threads() == 2
-            with CoreShare(tmp_path, 2, 1).computing():
-                assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+            assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("left", [3, 2])
+def test_each_test_begins_with_one_thread(left: int) -> None:
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(left)
 
 
 def test_an_engine_that_was_killed_counts_no_more(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Ministral3Config, MistralConfig, 
 from services.engine.attention import numba_runtime
 from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.model import cpu_ops as cpu_ops_module
+from services.engine.model import fused_layers
 from services.engine.model.cpu_ops import CpuOps
 from services.engine.model.fused_layers import FusedLayers, ops_for
 from services.engine.model.language import LanguageModel
@@ -20,6 +21,7 @@ from tests.support.conversations import asking
 from tests.support.engines import engine, request_of, run
 from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
 from tests.support.paged_cases import of_codes
+from tests.support.random_families import built
 
 ROWS = [1, 3, 8, 33]
 
@@ -191,9 +193,21 @@ def test_a_numba_that_does_not_run_is_not_used(
 def test_layers_whose_queries_are_scaled_by_position_stay_their_own(
     config: type[PretrainedConfig], count: int, ops: CpuOps
 ) -> None:
-    """No trial of a few tokens would show it: the factor is 1 for 16,384 of them."""
+    """The factor is 1 for 16,384 tokens."""
     made = config(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, head_dim=16, vocab_size=64,
     )  # fmt: skip
     assert len(FusedLayers(AutoModelForCausalLM.from_config(made), ops)) == count
+
+
+def test_layers_that_differ_at_far_positions_stay_their_own(
+    ops: CpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Ministral 3's would if they were not known by name."""
+    monkeypatch.setattr(fused_layers, "_scales_by_position", lambda attention: False)
+    built("ministral3", max_position_embeddings=1 << 18).save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        model = LanguageModel(tmp_path, torch.bfloat16, "cpu", fused=ops)
+    assert model.fused_layers == 0
+    assert "fused kernels are not used" in caplog.text

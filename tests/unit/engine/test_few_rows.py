@@ -1,7 +1,5 @@
 """Products of few rows, by a kernel that reads a weight in oneDNN's order."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,12 +16,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def two_threads() -> None:
     """For more, oneDNN gives a weight as small as here another order."""
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def weight_of(outputs: int, width: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from services.engine.model.loader import load_part
 from services.engine.model.memory_profile import encode_peak, step_peak
 from services.engine.model.packed_linear import _file_range, _maps
 from services.engine.model.vision import VisionModel
+from services.engine.sampling import draw
 from services.worker.engine_metrics import ENGINE_GAUGES
 from tests.conftest import ModelDir
 from tests.support.engines import engine
@@ -90,6 +91,23 @@ def test_the_largest_step_is_measured(
     assert seen == [(starts, len(counts))]
 
 
+def test_draws_that_sort_all_of_a_row_are_measured(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As top-p does where tokens are about as likely as one another."""
+    model = LanguageModel(model_dir("qwen3"), torch.float32, "cpu")
+    sorted_rows: list[tuple[int, int]] = []
+    likeliest = draw._likeliest
+
+    def watched(scaled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sorted_rows.append((len(scaled), size))
+        return likeliest(scaled, size)
+
+    monkeypatch.setattr(draw, "_likeliest", watched)
+    step_peak(model, Counted(1), 4, 11, 3)
+    assert (3, model.text_config.vocab_size) in sorted_rows
+
+
 def test_a_step_that_does_not_fit_names_the_flag(
     model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,9 +177,12 @@ def test_recordings_are_left_room(model_dir: ModelDir, monkeypatch: pytest.Monke
     sized: list[int] = []
     monkeypatch.setattr(kv_memory, "memory_of", lambda _: memory)
     monkeypatch.setattr(kv_memory, "num_blocks_of", lambda *given: sized.append(given[2]) or 64)
+    draws: list[int] = []
+    monkeypatch.setattr(memory_profile, "draw", lambda rows, *_: draws.append(len(rows)))
     use(monkeypatch, Rerun())
     engine(model_dir("qwen3"), num_blocks=0)
     assert sized == [23]
+    assert len(draws) == 1, "which are not recorded"
 
 
 def test_the_engine_works_on_the_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

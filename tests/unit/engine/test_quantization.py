@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
+from services.engine.model.packed_linear import packable
 from services.engine.model.quantization import Int8Linear, quantize, stored_bytes
 from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
 from tests.support.lora import merged_generate, write_adapter
 from tests.support.quantized_models import quantized_generate
+from tests.support.random_families import HEADS, built
 from tests.support.tiny_models import TEXT_FAMILIES
 
 TOKENS = 10
@@ -100,6 +102,16 @@ def test_weights_take_so_many_bits(scheme: str, bits: int) -> None:
     assert 256 * 512 * bits // 8 <= stored_bytes(weight) <= 256 * 512 * bits // 8 + 2 * scales
     error = (model(x) - expected).norm() / expected.norm()
     assert 0 < error < 0.05
+
+
+@with_torchao
+@pytest.mark.parametrize(("family", "head"), HEADS.items())
+def test_a_head_of_any_name_stays_as_it_is(family: str, head: str) -> None:
+    model = built(family)
+    quantize(model, "int8", torch.float32, "cpu")
+    whole = {name for name, module in model.named_modules() if packable(module)}
+    assert head in whole
+    assert not [name for name in whole if "layers." in name]
 
 
 def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

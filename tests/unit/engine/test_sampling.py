@@ -1,19 +1,23 @@
 """Sampling: reproducible anywhere, and shaped by its parameters."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.model.positions import text_positions
-from services.engine.sampling.sampler import Sampler, uniform
+from services.engine.sampling.sampler import Sampler, checked, uniform
+from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.request import Request
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
 from tests.support.engines import engine, request_of, run
+from tests.support.tiny_models import build
 
 VOCABULARY = 12
 
@@ -144,3 +148,67 @@ def test_a_choice_continues_from_what_it_has_emitted(model_dir: ModelDir) -> Non
     generate.emitted = {0: whole["r", 0][:4], 1: whole["r", 1][:7]}
     rest = run(engine(path), [(generate, encode)])
     assert rest == {("r", 0): whole["r", 0][4:], ("r", 1): whole["r", 1][7:]}
+
+
+NAN, INF = float("nan"), float("inf")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.9},
+    "truncated": {"temperature": 0.9, "top_p": 0.9, "top_k": 5},
+    "penalized": {"temperature": 0.0, "frequency_penalty": 1.0, "min_tokens": 3},
+    "logprobs": {"temperature": 0.7, "logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "row",
+    [[NAN] * VOCABULARY, [*LOGITS[:4], NAN, *LOGITS[5:]], [INF, *LOGITS[1:]], [-INF] * VOCABULARY],
+    ids=["NaN", "one NaN", "infinite", "none"],
+)
+def test_a_row_that_is_not_finite_fails_alone(row: list[float], way: dict[str, Any]) -> None:
+    asked = [request(seed=seed, **way) for seed in range(3)]
+    expected = [one.token_ids for one in Sampler((0,)).sample(torch.tensor([LOGITS] * 3), asked)]
+    found = Sampler((0,)).sample(torch.tensor([LOGITS, row, LOGITS]), asked)
+    assert [one.failure is None for one in found] == [True, False, True]
+    assert [found[0].token_ids, found[2].token_ids] == [expected[0], expected[2]]
+    assert found[1].failure is not None and "not finite" in found[1].failure.message
+    assert (found[1].token_ids, found[1].logprobs) == ([], None)
+
+
+def test_logits_of_no_probability_are_a_models_own() -> None:
+    assert sample([-INF, *LOGITS[1:-1], -INF], request(temperature=0.0)) == [VOCABULARY - 2]
+
+
+@pytest.mark.parametrize(("draft", "fails"), [((11, 11), True), ((3, 11), False)])
+def test_a_row_behind_a_wrong_guess_fails_nothing(draft: tuple[int, ...], *, fails: bool) -> None:
+    asked = request(temperature=0.0)
+    rows = torch.tensor([LOGITS, [NAN] * VOCABULARY, LOGITS])
+    sampled = Sampler((0,)).sample(rows, [asked] * 3, (0, 1, 2))
+    (one,) = checked([Chunk(asked, 1, 1, (asked,), draft=draft)], sampled)
+    assert (one.failure is not None) == fails
+    assert one.token_ids == [11]
+
+
+def test_an_engine_ends_a_request_whose_logits_are_not_finite(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    path = model_dir("llama")
+    good, encode = request_of(path, asking(LONG), "good", max_tokens=5, ignore_eos=True)
+    expected = run(engine(path), [(good, encode)])
+    unused = min(set(range(4, 200)) - {*good.token_ids, *expected["good", 0]})
+    broken = build("llama", tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.embed_tokens.weight"][unused] = NAN
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    worker = engine(broken)
+    bad = GenerateRequest("bad", [*good.token_ids[:20], unused], good.sampling)
+    assert worker.add(good) == worker.add(bad) == []
+    outputs = [output for _ in range(5) for output in worker.step()[0]]
+    (failed,) = [output for output in outputs if output.request_id == "bad"]
+    assert failed.error is not None and "not finite" in failed.error.message
+    assert failed.token_ids == []
+    told = [token for output in outputs if output is not failed for token in output.token_ids]
+    assert told == expected["good", 0]
+    assert worker.check_integrity() == []
+    worker.close()

@@ -64,6 +64,12 @@ def test_attention_equals_sums_written_out(case: Case) -> None:
     torch.testing.assert_close(out.double(), naive(case, step), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_lies_behind_a_context_reaches_no_output(case: Case) -> None:
+    """Requests of one group are padded to the longest: not even NaN gets from there to others."""
+    check(case, TorchAttention())
+
+
 PROMPTS = [
     Case("whole prompts", (100, 33), (100, 33), group=4, dtype="bfloat16"),
     Case("a scale that is no power of two", (70,), (300,), k_dim=24, v_dim=8, dtype="bfloat16"),
