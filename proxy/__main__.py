@@ -21,6 +21,7 @@ from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
 from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
+from protocol.termination import ended_by_sigterm
 from proxy.app import OPENED, grpc_doors, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
@@ -41,7 +42,8 @@ _LAST_WORDS_S = 10.0  # beyond the time that a process itself takes to end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for a bad configuration."""
+    """Exit status: 0 after a clean stop, 2 for a bad configuration, 143 for SIGTERM before it
+    serves."""
     try:
         config = resolve(ProxyConfig, sys.argv[1:] if argv is None else argv, prog="proxy")
         config = config.with_dialect()
@@ -53,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise_limit()
         # Bound before any fork: all processes accept on this one socket.
         with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
-            return _process(config, listener) if config.workers == 1 else _all(config, listener)
+            if config.workers > 1:
+                return _all(config, listener)
+            with ended_by_sigterm():
+                return _process(config, listener)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return BAD_CONFIGURATION

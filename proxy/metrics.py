@@ -8,6 +8,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from protocol.histogram import GAPS, SECONDS, Histogram
+from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.model_figures import ModelFigures
 from proxy.upstream.connection_pool import Traffic
@@ -77,21 +78,36 @@ class ProxyMetrics:
             "Requests whose client left before the answer was complete.",
             registry=self.registry,
         )
-        self._up = Gauge(
-            PREFIX + "instance_up",
-            "1 while the worker answers health probes, else 0.",
-            ["role", "url"],
-            registry=self.registry,
-        )
-        self._load = Gauge(
-            PREFIX + "instance_in_flight",
-            "Requests of this proxy that the worker has in progress.",
-            ["role", "url"],
-            registry=self.registry,
-        )
-
+        self._of_workers()
         self._of_calls()
         self.by_model = ModelFigures(PREFIX, self.registry)
+
+    def _of_workers(self) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(PREFIX + name, text, labels, registry=self.registry)
+
+        self._up = gauge(
+            "instance_up", "1 while the worker answers health probes, else 0.", "role", "url"
+        )
+        self._load = gauge(
+            "instance_in_flight",
+            "Requests of this proxy that the worker has in progress.",
+            "role",
+            "url",
+        )
+        self._breaker = gauge(
+            "instance_breaker_open",
+            "1 while the worker gets no requests because its calls failed, else 0.",
+            "role",
+            "url",
+        )
+        self._up_of_role = gauge(
+            "workers_up",
+            "Workers of the role that are up; where there are none, those that a master could give "
+            "it to. A role that has had workers keeps its series.",
+            "role",
+        )
+        self._roles: set[Role] = set()  # that have had workers
 
     def _of_calls(self) -> None:
         """Calls to workers and masters, and bytes of relayed requests."""
@@ -127,12 +143,13 @@ class ProxyMetrics:
             "role",
             "kind",
         )
-        present = Gauge(
-            PREFIX + "master_present", "1 while a master answers, else 0.", registry=registry
-        )
         if self._masters is not None:
             masters = self._masters
-            present.set_function(lambda: masters.present)
+            Gauge(
+                PREFIX + "master_present",
+                "1 while a master answers, else 0. Of a proxy with --master-url.",
+                registry=registry,
+            ).set_function(lambda: masters.present)
         self._waiting = Gauge(
             PREFIX + "requests_waiting",
             "Requests that wait in the proxy's own queue.",
@@ -146,12 +163,6 @@ class ProxyMetrics:
             "placements",
             "Requests that were placed, by who placed them (master or proxy).",
             "by",
-        )
-        self._breaker = Gauge(
-            PREFIX + "instance_breaker_open",
-            "1 while the worker gets no requests because its calls failed, else 0.",
-            ["role", "url"],
-            registry=registry,
         )
 
     def watch_queue(self, waiting: Callable[[], int]) -> None:
@@ -177,5 +188,16 @@ class ProxyMetrics:
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
             self._breaker.labels(instance.role, instance.url).set(not instance.breaker.closed)
+        self._count_roles()
         text = generate_latest(self.registry)
         return text if self._aliases is None else text + self._aliases.render()
+
+    def _count_roles(self) -> None:
+        fleet = self._fleet
+        self._roles.update(instance.role for instance in fleet.all())
+        if not fleet.computing():
+            self._roles.add("decode")  # no request can do without
+        movable = sum(instance.up and instance.changes_role for instance in fleet.all())
+        for role in self._roles:
+            up = sum(instance.up for instance in fleet.by_role[role])
+            self._up_of_role.labels(role).set(up or movable)

@@ -99,6 +99,8 @@ class Processes:
         try:
             # Or this process would hold the pipe's other end itself, and never see it close.
             os.close(self._pipe[1])
+            # Before it serves the signal just ends it, as it is no container's first process.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             # Ctrl-C reaches the parent too, which passes it on: the second signal would hurry.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
             code = self.work(number, self._pipe[0])

@@ -26,7 +26,7 @@ VLLM_FILE = FILE.with_name("compose.vllm.yaml")
 DNS_FILE = FILE.with_name("compose.dns.yaml")
 PROFILES = ("1e1p1d", "2e1p1d", "e-pd")
 DNS = "dns"
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([-+])([^}]*))?\}")
 _READY_S, _STOP_S = 300.0, 40.0
 _FOLLOW_S = 6.0  # in which the proxy hears of all workers, from the master or at its next look-up
 _FIRST_PORT = 8001
@@ -62,7 +62,7 @@ def containers(profile: str, environ: Mapping[str, str], file: Path = FILE) -> l
     """Those that `docker compose --profile PROFILE up` starts."""
     text = file.read_text(encoding="utf-8")
     variables = {**environ, "COMPOSE_PROFILES": profile}
-    text = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", text)
+    text = _VARIABLE.sub(lambda found: _replacement(found, variables), text)
     return [
         Container(
             name, tuple(entry.get("command", ())), _texts(entry.get("environment", {})), entry
@@ -70,6 +70,14 @@ def containers(profile: str, environ: Mapping[str, str], file: Path = FILE) -> l
         for name, entry in yaml.safe_load(text)["services"].items()
         if profile in entry.get("profiles", [profile])
     ]
+
+
+def _replacement(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    """As compose has it: `:-` says what stands for no value, `:+` what stands for any."""
+    value, other = variables.get(found[1], ""), found[3] or ""
+    if found[2] == "+":
+        return other if value else ""
+    return value or other
 
 
 def _texts(environment: Mapping[str, object]) -> dict[str, str]:

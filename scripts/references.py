@@ -119,6 +119,13 @@ def _value(rule: Rule, kind: type) -> str:
     return " ".join(filter(None, (rule.unit, rule.range())))
 
 
+class _NoMaster:
+    """What a proxy with `--master-url` has, so that what it says of masters is there."""
+
+    failovers = 0
+    present = False
+
+
 def metrics_page() -> str:
     """docs/metrics.md."""
     lines = [_METRICS]
@@ -133,7 +140,7 @@ def metrics_page() -> str:
 
 
 def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
-    yield "Proxy", ProxyMetrics(Fleet()).registry
+    yield "Proxy", ProxyMetrics(Fleet(), _NoMaster()).registry
     yield "Master", asyncio.run(_master())
     worker = WorkerMetrics("role")
     figures = dict.fromkeys(ENGINE_GAUGES, 0.0), dict.fromkeys(ENGINE_COUNTERS, 0.0)

@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
 
+from protocol.termination import ended_by_sigterm
+
 Main = Callable[[Sequence[str]], int]
 _NEEDED = ("torch", "transformers", "safetensors")
 
@@ -142,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {missing}", file=sys.stderr)
         return 2
     try:
-        return command.find()(words[1:])
+        # First of all: to import a command takes seconds.
+        with ended_by_sigterm():
+            return command.find()(words[1:])
     except KeyboardInterrupt:
         # 128 and the number of SIGINT: how shells tell of a command that Ctrl-C has ended.
         return 130

@@ -24,54 +24,54 @@ QUICK = (
 class Settings:
     """One resolved configuration; lengths in tokens, rates in requests per second."""
 
-    backend: str
-    base_url: str
-    endpoint: str
-    headers: dict[str, str]
-    model: str | None
-    served_model_name: str | None
-    tokenizer: str | None
-    dataset_name: str
-    dataset_path: Path | None
-    no_oversample: bool
-    disable_shuffle: bool
-    num_prompts: int
-    num_warmups: int
-    seed: int
-    request_rate: float
-    burstiness: float
-    max_concurrency: int | None
-    ramp_up_strategy: str | None
-    ramp_up_start_rps: float
-    ramp_up_end_rps: float
-    random_input_len: int
-    random_output_len: int
-    random_range_ratio: float
-    random_prefix_len: int
-    random_mm_base_items_per_request: int
-    random_mm_num_mm_items_range_ratio: float
-    random_mm_limit_mm_per_prompt: dict[str, int]
-    random_mm_bucket_config: dict[Bucket, float]
-    sharegpt_output_len: int | None
-    custom_output_len: int
-    demo_output_len: int
-    demo_kinds: tuple[str, ...]
-    ignore_eos: bool
-    sampling: dict[str, float]
-    extra_body: dict[str, Any]
-    goodput: dict[str, float]  # milliseconds
-    percentile_metrics: tuple[str, ...]
-    metric_percentiles: tuple[float, ...]
-    request_id_prefix: str | None
-    ready_check_timeout_sec: float
-    disable_tqdm: bool
-    label: str | None
-    metadata: dict[str, str]
-    save_result: bool
-    save_detailed: bool
-    result_dir: Path | None
-    result_filename: str | None
-    json: Path | None
+    backend: str  # what is spoken: openai-chat, openai or vllm
+    base_url: str  # of the server, without a slash at its end
+    endpoint: str  # path of the requests
+    headers: dict[str, str]  # sent with every request
+    model: str | None  # None: the first of /v1/models
+    served_model_name: str | None  # its name in requests; None: as `model`
+    tokenizer: str | None  # folder or file; None: the model's own, else the server's /tokenize
+    dataset_name: str  # where prompts come from, one of `options.DATASETS`
+    dataset_path: Path | None  # the file of sharegpt or custom; None: the dataset has none
+    no_oversample: bool  # a dataset with fewer prompts than are asked for is not repeated
+    disable_shuffle: bool  # prompts keep the order of the file
+    num_prompts: int  # measured requests
+    num_warmups: int  # requests before these, not measured
+    seed: int  # of prompts, lengths and intervals
+    request_rate: float  # requests per second; inf: all at once
+    burstiness: float  # shape of the intervals' gamma distribution; 1: Poisson, less: burstier
+    max_concurrency: int | None  # requests in flight at once; None: without bound
+    ramp_up_strategy: str | None  # linear or exponential; None: the rate stays `request_rate`
+    ramp_up_start_rps: float  # the rate of a ramp at its first request
+    ramp_up_end_rps: float  # and at its last one
+    random_input_len: int  # mean length of a random prompt, chat template aside
+    random_output_len: int  # mean length of its answer
+    random_range_ratio: float  # lengths are uniform within this share of the mean, in [0, 1)
+    random_prefix_len: int  # tokens that all random prompts begin with
+    random_mm_base_items_per_request: int  # mean number of pictures of a random-mm prompt
+    random_mm_num_mm_items_range_ratio: float  # it is uniform within this share, in [0, 1]
+    random_mm_limit_mm_per_prompt: dict[str, int]  # most items, by modality
+    random_mm_bucket_config: dict[Bucket, float]  # probability of each size of a picture
+    sharegpt_output_len: int | None  # length of an answer; None: that in the file
+    custom_output_len: int  # likewise; -1: that of each line
+    demo_output_len: int  # likewise
+    demo_kinds: tuple[str, ...]  # kinds of questions, some of `pictures.KINDS`
+    ignore_eos: bool  # answers go on to their whole length
+    sampling: dict[str, float]  # sampling parameters of each request; the server's if not named
+    extra_body: dict[str, Any]  # fields merged into each request
+    goodput: dict[str, float]  # most milliseconds of a good request, by metric
+    percentile_metrics: tuple[str, ...]  # metrics whose percentiles are told
+    metric_percentiles: tuple[float, ...]  # which percentiles, from 0 to 100
+    request_id_prefix: str | None  # how request ids begin; None: bench-<8 hex>-
+    ready_check_timeout_sec: float  # seconds to wait for a first good answer; 0: no check
+    disable_tqdm: bool  # no progress bar
+    label: str | None  # of the result; None: the backend
+    metadata: dict[str, str]  # saved with the result
+    save_result: bool  # write the result as JSON
+    save_detailed: bool  # with the values of each request
+    result_dir: Path | None  # where to; None: the working folder
+    result_filename: str | None  # its name there; None: made of label, rate, model and time
+    json: Path | None  # a further file for the result; None: none
 
     @property
     def is_chat(self) -> bool:

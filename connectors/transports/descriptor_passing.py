@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import threading
@@ -15,8 +16,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from connectors.owners import make_private
 from protocol.errors import ConfigError, TransferError
 
+logger = logging.getLogger(__name__)
+PRIVATE = "set TRIPTYCH_NAMESPACE to another name"
+"""What to do about a folder that is not this user's alone."""
+_LOOK_S = 1.0  # how often it is looked whether a name is still there
 _BACKLOG = 128
 _PAUSE_S = 0.05  # before accepting again when this process has no descriptors left
 _TIMEOUT_S = 5.0
@@ -34,12 +40,14 @@ def _short(path: Path) -> Iterator[str]:
 
 class DescriptorServer:
     """Gives `descriptor`, which it owns, to every process that connects to the socket at `path`. It
-    does so in a thread, because peers must not wait for the end of a long engine step."""
+    does so in a thread, because peers must not wait for the end of a long engine step. A socket
+    whose name is removed is made again."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
         self._closed = False
+        self._problem = ""
         try:
             self._listener = _listen(path)
         except ConfigError:
@@ -52,6 +60,9 @@ class DescriptorServer:
         while not self._closed:
             try:
                 peer, _ = self._listener.accept()
+            except TimeoutError:
+                self._renew()
+                continue
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     time.sleep(_PAUSE_S)
@@ -61,6 +72,22 @@ class DescriptorServer:
                 peer.setblocking(False)  # a fresh connection takes one byte at once, or is broken
                 socket.send_fds(peer, [b"\0"], [self._descriptor])
 
+    def _renew(self) -> None:
+        """When a user logs out, systemd-logind may remove all that is the user's in /dev/shm."""
+        if self.path.exists():
+            return
+        try:
+            make_private(self.path.parent, PRIVATE)
+            renewed = _listen(self.path)
+        except ConfigError as error:
+            if error.message != self._problem:
+                logger.error("the socket %s was removed: %s", self.path, error.message)
+            self._problem = error.message
+            return
+        logger.warning("the socket %s was removed: it is made again", self.path)
+        self._listener.close()
+        self._listener, self._problem = renewed, ""
+
     def close(self) -> None:
         self._closed = True
         # The name goes first: a socket that is there and refuses counts as that of a dead process.
@@ -68,6 +95,7 @@ class DescriptorServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up
         self._thread.join()
+        self.path.unlink(missing_ok=True)  # it may have been made again meanwhile
         self._listener.close()
         os.close(self._descriptor)
 
@@ -80,6 +108,7 @@ def _listen(path: Path) -> socket.socket:
             listener.bind(name)
         temporary.chmod(0o600)
         listener.listen(_BACKLOG)
+        listener.settimeout(_LOOK_S)
         temporary.rename(path)
     except OSError as error:
         listener.close()

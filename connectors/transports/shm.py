@@ -16,6 +16,7 @@ from connectors.host_memory import MemoryBudget
 from connectors.owners import make_private
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from connectors.transports.descriptor_passing import (
+    PRIVATE,
     DescriptorRequest,
     DescriptorServer,
     sweep_sockets,
@@ -126,7 +127,7 @@ class ShmTransport(Transport):
         self._regions: dict[str, _Region] = {}
         self._peers: _Peers = {}
         self._connecting: list[_Connecting] = []
-        make_private(folder, "set TRIPTYCH_NAMESPACE to another name")
+        make_private(folder, PRIVATE)
         self.swept = sweep(folder)
 
     def allocate(

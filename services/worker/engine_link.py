@@ -215,7 +215,8 @@ class EngineLink:
 
     async def close(self) -> None:
         """End the engine process and release the sockets; idempotent."""
-        if self._process.returncode is None:
+        # One that is loading takes no commands, and has nothing yet that others could miss.
+        if self._process.returncode is None and self._ready.done():
             with contextlib.suppress(Unavailable):
                 self._send(messages.Shutdown())
             with contextlib.suppress(TimeoutError):

@@ -17,6 +17,7 @@ from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, resolve
+from protocol.termination import ended_by_sigterm
 from services.engine.config import EngineConfig, Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
@@ -43,14 +44,16 @@ TRACED_PATHS = (GENERATE_PATH, ENCODE_PATH, CHAT_PATH, COMPLETIONS_PATH)
 
 
 def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for a bad configuration, 1 if the engine died."""
+    """Exit status: 0 after a clean stop, 2 for a bad configuration, 1 if the engine died; 143 for
+    SIGTERM before it serves."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         config = resolve(WorkerConfig, argv, prog=f"services.{role.name}")
         configure_logging(role.name, config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
-        return asyncio.run(serve(role, config))
+        with ended_by_sigterm():
+            return asyncio.run(serve(role, config))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

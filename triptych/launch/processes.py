@@ -53,9 +53,11 @@ class Processes:
 
     def run(self, name: str, command: Sequence[str]) -> None:
         """A command that ends by itself, on this process's terminal. LaunchError, Stopped."""
-        process = self._running[name] = subprocess.Popen(
-            command, env=self._environment, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(command, env=self._environment, start_new_session=True)
+        except OSError as error:
+            raise LaunchError(f"{name} cannot be started: {error}") from error
+        self._running[name] = process
         while process.poll() is None:
             self.pause()
         del self._running[name]

@@ -12,7 +12,6 @@ from proxy.assembly import running
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.from_flags import make_fleet
-from proxy.metrics import ProxyMetrics
 from tests.support.probed_workers import DONE, EVENT, OURS, Worker, serving
 from tests.support.relay_workers import CHAT, Relayed, relaying, text
 
@@ -163,17 +162,6 @@ async def test_gauges_of_workers_that_have_left_are_gone() -> None:
         assert gone in shown() and stays in shown()
         await call(proxy, "DELETE", "/instances", named(gone))
         assert gone not in shown() and stays in shown()
-
-
-class Masters:
-    present = True
-    failovers = 3
-
-
-def test_failovers_are_counted_once() -> None:
-    metrics = ProxyMetrics(Fleet(), Masters())
-    for _ in range(2):
-        assert b"triptych_proxy:master_failovers_total 3.0\n" in metrics.render()
 
 
 async def test_the_api_is_documented() -> None:

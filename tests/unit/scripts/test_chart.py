@@ -37,6 +37,7 @@ KEDA: dict[str, Any] = {
     "workers": {role: {"keda": {"enabled": True}} for role in ("encode", "prefill", "decode")},
 }
 NO_PREFILL: dict[str, Any] = {"workers": {"prefill": {"replicas": 0}}}
+RELEASE = "app_kubernetes_io_instance"  # the label of series
 helm = pytest.mark.skipif(
     shutil.which("helm") is None and importlib.util.find_spec("helm_python") is None,
     reason="no Helm: neither the program nor the package helm-python-sdk",
@@ -165,7 +166,29 @@ def test_keda_scales_to_the_workers_that_the_master_wants(tmp_path: Path) -> Non
         assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
         role = target["selector"]["matchLabels"]["app.kubernetes.io/component"]
         name, labels = re.findall(r"max\(([\w:]+)\{(.*)\}\)", trigger["metadata"]["query"])[0]
-        assert f"`{name}`" in metrics_page() and f'role="{role}"' in labels
+        assert f"`{name}`" in metrics_page()
+        assert set(labels.split(",")) >= {f'role="{role}"', f'{RELEASE}="r"'}
+
+
+@helm
+def test_autoscalers_go_by_the_masters_of_their_own_release(tmp_path: Path) -> None:
+    """Several releases may be in one namespace; monitors bring the label that tells them apart."""
+    objects = rendered(ALL, tmp_path)
+    external = [
+        metric["external"]["metric"]
+        for each in objects
+        if each["kind"] == "HorizontalPodAutoscaler"
+        for metric in each["spec"]["metrics"]
+        if metric["type"] == "External"
+    ]
+    assert len(external) == 3
+    assert all(each["selector"]["matchLabels"][RELEASE] == "r" for each in external)
+    monitors = [each for each in objects if each["kind"] in ("PodMonitor", "ServiceMonitor")]
+    assert len(monitors) == 2
+    for monitor in monitors:
+        (label,) = monitor["spec"]["podTargetLabels"]
+        assert re.sub(r"[^a-zA-Z0-9_]", "_", label) == RELEASE, "as Prometheus has it"
+        assert label in pods(objects)["master"]["metadata"]["labels"]
 
 
 @helm

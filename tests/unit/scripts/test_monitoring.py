@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.dashboards import DASHBOARDS, FOLDER, render
+from scripts.dashboards import DASHBOARDS, FOLDER
+from scripts.grafana import render
 from scripts.references import metrics_page
 
 ROOT = Path(__file__).parents[3]

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from scripts import mutate
-from scripts.mutate import PACKAGES, ROOT, Result, Tried, chosen, drawn, modules_of, summary
+from scripts.mutate import PACKAGES, ROOT, chosen, drawn, modules_of
 from scripts.mutation.equivalents import Equivalents
 from scripts.mutation.mutants import Mutant, mutant, sites
 from scripts.mutation.reach import Reached
+from scripts.mutation.results import Result, Tried, summary
 
 SOURCE = '''
 LIMIT = 3

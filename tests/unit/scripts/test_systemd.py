@@ -35,6 +35,7 @@ def test_a_process_has_the_time_that_it_takes_to_end() -> None:
         assert int(service["TimeoutStopSec"]) >= needed
     # The engine is told to end by its worker, and does not take the signal itself.
     assert service["KillMode"] == "mixed"
+    assert service["SuccessExitStatus"] == "143", "of one that is ended while it loads"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")

@@ -71,6 +71,11 @@ def test_one_that_does_not_answer_in_time_is_told(processes: Processes) -> None:
         processes.wait_ready([deaf], 0.0)
 
 
+def test_a_command_that_is_not_there_is_told(processes: Processes) -> None:
+    with pytest.raises(LaunchError, match=r"^asking cannot be started: .*no-such-program.*$"):
+        processes.run("asking", ("/no-such-program",))
+
+
 def test_one_that_the_system_does_not_start_is_told(processes: Processes) -> None:
     with pytest.raises(LaunchError, match=r"^absent cannot be started: .*no-such-program"):
         processes.start([Service("absent", ("./no-such-program",), "http://127.0.0.1:1")])

@@ -1,0 +1,79 @@
+"""A process that is told to end before it serves ends at once, also as the first of a container."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import until
+
+END_S = 9.0  # less than an engine has to end by itself
+START_S = 60.0
+ENDED = 128 + signal.SIGTERM
+AS_FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # with process id 1, as in a container
+CAN_BE_FIRST = subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
+KINDS = pytest.mark.parametrize("before", [
+    pytest.param((), id="one-of-many"),
+    pytest.param(AS_FIRST, id="process-1", marks=pytest.mark.skipif(
+        not CAN_BE_FIRST, reason="no right to make a namespace of processes"
+    )),
+])  # fmt: skip
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.contextmanager
+def started(
+    before: tuple[str, ...], folder: Path, *words: str, status: int = ENDED
+) -> Iterator[tuple[int, Path]]:
+    """(its process id, its log) of `python -m triptych`, which ends on SIGTERM in `END_S`."""
+    command = [*before, sys.executable, "-m", "triptych", *words, "--port", "0"]
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, "TMPDIR": str(folder)}, stdout=output, stderr=output
+        )
+    try:
+        if before:
+            until(lambda: bool(children(process.pid)))
+        pid = children(process.pid)[0] if before else process.pid
+        yield pid, log
+        os.kill(pid, signal.SIGTERM)
+        assert process.wait(END_S) == status, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@KINDS
+def test_a_worker_whose_engine_loads(before: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("decode", "--model", "demo", "--master-url", "http://127.0.0.1:9")
+    with started(before, tmp_path, *words) as (pid, log):
+        until(lambda: bool([*tmp_path.glob("triptych-*/commands")]), log, START_S)
+        (engine,) = children(pid)
+    assert not Path(f"/proc/{engine}").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["log"], "its sockets are removed"
+    assert "Traceback" not in log.read_text()
+
+
+@KINDS
+@pytest.mark.parametrize("command", ["decode", "proxy"])
+def test_one_that_reads_its_packages(before: tuple[str, ...], command: str, tmp_path: Path) -> None:
+    """Long before it has read its flags."""
+    with started(before, tmp_path, command, "--no-such-flag") as (pid, _):
+        status = Path(f"/proc/{pid}/status")
+        until(lambda: "msgspec" in Path(f"/proc/{pid}/maps").read_text(), status, START_S)
+
+
+def test_processes_of_a_proxy_are_ended_without_a_word(tmp_path: Path) -> None:
+    words = ("proxy", "--workers", "2", "--model", "demo", "--master-url", "http://127.0.0.1:9")
+    with started((), tmp_path, *words, status=1) as (pid, log):
+        until(lambda: len(children(pid)) == 2, log, START_S)
+    assert "Traceback" not in log.read_text()
