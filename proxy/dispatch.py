@@ -76,27 +76,28 @@ class Dispatch:
         if not failure.retry:
             return  # it speaks of the request alone
         self.metrics.upstream_failures.labels(instance.role, failure.kind).inc()
+        self.blame(tries, instance, error)
+        if failure.gone:  # out of choice until it is well again
+            self.fleet.lose(instance, error.message)
+            if self._observer is not None:
+                self._observer.suspect(instance)
+        if failure.charged:
+            self._charge(tries, instance, failure)
+
+    def blame(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
+        """Note on a request alone what it, or work that it needs, has met at a worker."""
+        failure = failure_of(error)
         if failure.elsewhere:
             tries.avoid.append(instance)
         if failure.gone or failure.charged:
             tries.blamed.append(instance)
-        if failure.gone:
-            self._lose(tries, instance, error, sent=failure.sent)
-        if failure.charged:
-            self._charge(tries, instance, failure)
-
-    def _lose(self, tries: Tries, instance: Instance, error: TriptychError, *, sent: bool) -> None:
-        """Out of choice until it is well again. The attempt is excused; but only one of those that
-        had reached a worker, as it may be the request that ends them."""
-        if not (sent and tries.lost):
+        if not failure.gone:
+            return
+        # Excused; but only one attempt of those that reached a worker: the request may end them.
+        if not (failure.sent and tries.lost):
             tries.excused = error
-        if sent:
-            tries.lost = True
-        if tries.waiting_since is None:
-            tries.waiting_since = time.monotonic()
-        self.fleet.lose(instance, error.message)
-        if self._observer is not None:
-            self._observer.suspect(instance)
+        tries.lost |= failure.sent
+        tries.waiting_since = tries.waiting_since or time.monotonic()
 
     def _charge(self, tries: Tries, instance: Instance, failure: Failure) -> None:
         """What has failed the same way elsewhere is the request's own fault."""
@@ -184,8 +185,7 @@ class Dispatch:
             raise error
         # Looked at again and again: a worker may be chosen again without an event that says so, as
         # when its breaker's cooldown is over.
-        if tries.waiting_since is None:
-            tries.waiting_since = now
+        tries.waiting_since = tries.waiting_since or now
         await asyncio.sleep(min(_LOOK_S, tries.left_s))
 
     async def _backoff(self, tries: Tries) -> None:

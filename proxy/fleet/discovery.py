@@ -74,6 +74,7 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     instance.kv_compatibility = compatibility_of(instance.kv_endpoint)
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.ec_compatibility = _text(info, "ec_compatibility")
+    instance.does_all = _text(info, "role") == "pdfusion"
     instance.max_running = _count(info, "max_num_seqs")
     instance.block_size = _count(info, "block_size")
     return True

@@ -156,6 +156,7 @@ class FleetWatcher:
         self._serve(known, info)
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.known_to_master = view.draining, True
+        known.does_all = info.role == "pdfusion"
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
         known.kv_compatibility = compatibility_of(info.kv_endpoint)
         known.ec_compatibility = info.ec_compatibility

@@ -116,6 +116,7 @@ class Instance:
     # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
     ec_zmq_addrs: tuple[str, ...] = ()
     dialect: Dialect | None = None  # None until it has been asked for it
+    does_all: bool = False  # it encodes what it computes with
     changes_role: bool = False  # it takes every kind of call; a master says which it serves
     resumes: bool = False  # it can resume a stream that another worker has begun
     fingerprint: str = ""  # its `system_fingerprint` in OpenAI's answers, "" if not seen yet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from protocol.types import Role
 from proxy.admission import Admission
@@ -41,11 +42,15 @@ class OwnView:
 
 
 def by_load_of(fleet: Fleet, need: Need, avoid: Sequence[Instance]) -> Plan:
-    """`by_load` for an attempt that takes `need`."""
-    return by_load(
-        fleet, need.max_tokens, avoid, need.wanted_model, pooling=need.pooling,
-        media=bool(need.items),
+    """`by_load` for an attempt that takes `need`. A worker that does it all encodes its own media
+    where there are no encoders, or where it could not read what they make."""
+    items, model = need.items, need.wanted_model
+    plan = by_load(
+        fleet, need.max_tokens, avoid, model, pooling=need.pooling, media=bool(items)
     )  # fmt: skip
+    if items and plan.at.does_all and not (plan.reader and fleet.usable("encode", (), model)):
+        return replace(plan, encoders=dict.fromkeys((item.mm_hash for item in items), plan.at))
+    return plan
 
 
 def by_load(

@@ -75,10 +75,20 @@ class Plan:
     local: frozenset[str] = frozenset()
     model: str | None = None
 
+    @property
+    def at(self) -> Instance:
+        """The worker that computes the prompt, and reads its embeddings."""
+        return self.prefill or self.decode
+
     @cached_property  # each item asks several times
     def reader(self) -> str:
         """The EC compatibility of the worker that reads the embeddings."""
-        return (self.prefill or self.decode).ec_compatibility
+        return self.at.ec_compatibility
+
+    def made_there(self, mm_hash: str) -> bool:
+        """Whether the worker that reads an item's embeddings is the one that makes them."""
+        maker = self.encoders.get(mm_hash)
+        return maker is not None and maker.url == self.at.url
 
 
 class Planner(Protocol):

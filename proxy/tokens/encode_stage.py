@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.decoding import decoded
-from protocol.errors import DeadlineExceeded, UpstreamError, from_info
+from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
@@ -22,7 +22,7 @@ from proxy.placement.planner import Plan
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.failures import CallFailed
+from proxy.upstream.failures import REFUSED, CallFailed
 from proxy.upstream.patience import Patience
 
 _KNOWN = 100_000  # items whose encoder is remembered
@@ -75,18 +75,24 @@ class EncodeStage:
         request: GenerateRequest,
         media: Mapping[str, bytes],
         plan: Plan,
-        record: RequestRecord,
+        state: Tries,
         done: Callable[[float, str], None],
     ) -> None:
         """Every item whose bytes are at hand is with an encoder; `done` is told of the seconds that
-        each one took, and of its mm_hash.
+        each one took, and of its mm_hash. `state`: of the request that waits for them all.
 
         Raises the first error; what other requests wait for goes on.
         """
+        record = state.record
 
         async def one(item: _Item) -> None:
             start = time.monotonic()
-            cached = await self._join(item)
+            try:
+                cached = await self._join(item)
+            except TriptychError as error:
+                if plan.made_there(item.mm_hash):
+                    self.dispatch.blame(state, plan.at, error)
+                raise
             record.embedded += cached
             record.used("encode", self._known.get(item.key, ""))
             done(time.monotonic() - start, item.mm_hash)
@@ -194,7 +200,13 @@ class EncodeStage:
         if first is not None:
             return first
         fleet, plan = self.dispatch.fleet, item.plan
-        return fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
+        try:
+            return fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
+        except NoWorker:
+            if not plan.made_there(item.mm_hash):
+                raise
+            # In a fleet whose workers do it all, the request goes to another one.
+            raise CallFailed(f"{plan.at.url} takes no requests", REFUSED, sent=False) from None
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.key) == encoder.url else item.data

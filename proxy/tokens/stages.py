@@ -189,7 +189,7 @@ class TokensStages:
             return  # also if there are none
         with state.record.during("encode"):
             done = functools.partial(self._planner.stage_over, wanted.request_id, "encode")
-            await self.encode_stage.run(wanted, state.media, attempt.plan, state.record, done)
+            await self.encode_stage.run(wanted, state.media, attempt.plan, state, done)
 
 
 async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:

@@ -4,8 +4,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from protocol.placement import MediaNeed
 from proxy.fleet.fleet import Fleet
-from proxy.placement.own_view import OwnView, by_load
+from proxy.placement.own_view import OwnView, by_load, by_load_of
 from proxy.request_state import Tries
 
 TURNS = 8  # more than there are workers, so that each would get its turn
@@ -63,3 +66,21 @@ async def test_plans_heed_what_has_failed_their_request() -> None:
     for _ in range(TURNS):
         plan = await OwnView(fleet, admission).place(state, need)
         assert (plan.prefill, plan.decode) == (fleet.prefill[0], fleet.decode[1])
+
+
+@pytest.mark.parametrize(
+    ("encoders", "kind", "there"),
+    [("", "shm", True), ("", "", True), ("http://e0", "", True), ("http://e0", "shm", False)],
+)
+def test_a_worker_that_does_it_all_encodes_what_no_encoder_makes_for_it(
+    encoders: str, kind: str, there: bool
+) -> None:
+    fleet = Fleet.from_urls(encoders, "", "http://d0,http://d1")
+    for worker in fleet.decode:
+        worker.does_all, worker.ec_compatibility = True, kind
+    items = [MediaNeed(name, 0, 1, 1) for name in ("a", "b")]
+    need: Any = SimpleNamespace(max_tokens=4, wanted_model=None, pooling=False, items=items)
+    plan = by_load_of(fleet, need, [fleet.decode[0]])
+    assert plan.decode is fleet.decode[1]
+    assert plan.encoders == (dict.fromkeys("ab", plan.decode) if there else {})
+    assert all(plan.made_there(item.mm_hash) is there for item in items)

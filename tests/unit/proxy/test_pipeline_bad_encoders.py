@@ -2,6 +2,7 @@
 charged with it."""
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ from aiohttp import web
 from protocol.errors import DeadlineExceeded, error_info
 from protocol.generate import decode_encode
 from protocol.generate_answers import EncodeAnswer
-from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, MMItem
 from proxy.placement.planner import Plan
+from proxy.request_state import Tries
 from tests.support.scripted_workers import Worker, asking, before
 
 DEEP = b"[" * 100_000
@@ -82,10 +83,10 @@ async def test_an_encoder_that_is_late_is_charged_and_another_one_asked(late: An
         name = next(n for n in NAMES if stack.fleet.by_content(n) is first)
         request = asking(mm_items=[MMItem(name, "image", 0, 1)])
         encoding = stack.gateway.pipeline.stages.encode_stage
-        plan, record = Plan(stack.decode[0], encoders={name: first}), RequestRecord()
-        await encoding.run(request, {name: b"picture"}, plan, record, lambda *_: None)
+        plan, tries = Plan(stack.decode[0], encoders={name: first}), Tries(deadline=math.inf)
+        await encoding.run(request, {name: b"picture"}, plan, tries, lambda *_: None)
         assert first.suspect and first.breaker.failures == 1
-        assert record.workers("encode") == [second.url]
+        assert tries.record.workers("encode") == [second.url]
         assert stack.fleet.by_content(name) is second, "where the next attempt would go"
 
 
@@ -108,9 +109,9 @@ async def test_an_encoder_that_is_full_is_not_asked_again() -> None:
         name = next(n for n in NAMES if stack.fleet.by_content(n) is first)
         request = asking(mm_items=[MMItem(name, "image", 0, 1)])
         encoding = stack.gateway.pipeline.stages.encode_stage
-        plan, record = Plan(stack.decode[0], encoders={name: first}), RequestRecord()
+        plan, tries = Plan(stack.decode[0], encoders={name: first}), Tries(deadline=math.inf)
         async with asyncio.timeout(10):
-            await encoding.run(request, {name: b"picture"}, plan, record, lambda *_: None)
+            await encoding.run(request, {name: b"picture"}, plan, tries, lambda *_: None)
         assert asked == ["full", "good"]
         assert not first.suspect and first.breaker.failures == 0 and first.up
-        assert record.workers("encode") == [second.url]
+        assert tries.record.workers("encode") == [second.url]

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -15,24 +16,27 @@ from protocol.errors import (
     InternalError,
     InvalidRequest,
     ModelNotFound,
+    NotServing,
     PayloadTooLarge,
     RateLimited,
     TriptychError,
     Unauthorized,
     Unavailable,
 )
-from protocol.generate_answers import ChoiceBody
+from protocol.generate import decode_encode
+from protocol.generate_answers import ChoiceBody, EncodeAnswer
 from protocol.placement import (
     FINISHED_PATH,
     SCHEDULE_PATH,
     Finished,
     FinishedReports,
+    ItemPlacement,
     Placement,
     ScheduleRequest,
     Target,
 )
-from protocol.registry import LeaseAnswer
-from protocol.types import GenerateRequest, MMItem
+from protocol.registry import SUSPECT_PATH, InstanceRole, LeaseAnswer
+from protocol.types import EncodeOutput, GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
@@ -65,6 +69,7 @@ class Master:
     answers: list[Answer] = field(default_factory=list)
     asked: list[ScheduleRequest] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    made_there: bool = False  # workers encode what they compute with
 
     async def schedule(self, request: web.Request) -> web.Response:
         wanted = msgspec.msgpack.decode(await request.read(), type=ScheduleRequest)
@@ -76,11 +81,17 @@ class Master:
             return web.json_response(answer.to_openai(), status=answer.status)
         if isinstance(answer, bytes):
             return web.Response(body=answer)
-        target = Target(str(answer), "http://127.0.0.1:1", "decode")
-        return web.Response(body=msgspec.msgpack.encode(Placement(wanted.request_id, target)))
+        role: InstanceRole = "pdfusion" if self.made_there else "decode"
+        target = Target(str(answer), "http://127.0.0.1:1", role)
+        made = [ItemPlacement(item.mm_hash, "local") for item in wanted.items]
+        placement = Placement(wanted.request_id, target, encoders=made)
+        return web.Response(body=msgspec.msgpack.encode(placement))
 
     async def over(self, request: web.Request) -> web.Response:
         self.finished += msgspec.msgpack.decode(await request.read(), type=FinishedReports).reports
+        return web.Response(body=msgspec.msgpack.encode(LeaseAnswer()))
+
+    async def heard(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.msgpack.encode(LeaseAnswer()))
 
     @asynccontextmanager
@@ -88,6 +99,7 @@ class Master:
         app = web.Application()
         app.router.add_post(SCHEDULE_PATH, self.schedule)
         app.router.add_post(FINISHED_PATH, self.over)
+        app.router.add_post(SUSPECT_PATH, self.heard)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -121,9 +133,11 @@ async def placed_by(
                 await telling
 
 
-async def taken(pipeline: Pipeline, request: GenerateRequest) -> dict[int, list[int]]:
+async def taken(
+    pipeline: Pipeline, request: GenerateRequest, media: Mapping[str, bytes] = MappingProxyType({})
+) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    async for outputs in pipeline.run(request, {}):
+    async for outputs in pipeline.run(request, media):
         gather(outputs, found)
     return found
 
@@ -282,3 +296,32 @@ async def test_workers_at_fault_are_named() -> None:
         assert await taken(pipeline, asking()) == {0: TOKENS}
         await eventually(lambda: len(master.finished) == 2)
         assert [report.failed for report in master.finished] == [["d0"], []]
+
+
+@pytest.mark.parametrize("gone", ["before", "meanwhile"])
+async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(gone: str) -> None:
+    """In a fleet whose workers do it all, a picture is encoded where its request is computed: no
+    other place is looked for, so without that worker the whole request goes elsewhere."""
+
+    async def well(body: bytes) -> bytes:
+        wanted = decode_encode(body)
+        outputs = [EncodeOutput(wanted.request_id, item.mm_hash, {}) for item in wanted.items]
+        return msgspec.json.encode(EncodeAnswer(outputs))
+
+    async def dies(body: bytes) -> web.Response:
+        error = Unavailable("it ends", code=NotServing.code)
+        return web.json_response(error.to_openai(), status=503)
+
+    async def waiting(request: GenerateRequest) -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    master, name = Master(["d0", "d1"], made_there=True), "a" * 64
+    first, second = Worker(waiting, encode=dies), Worker(encode=well)
+    request = asking(mm_items=[MMItem(name, "image", 0, 1)])
+    async with placed_by(master, first, second) as (stack, pipeline):
+        stack.decode[0].up = gone == "meanwhile"
+        assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
+        assert [one.avoid for one in master.asked] == [[], ["d0"]]
+        await eventually(lambda: len(master.finished) > 2)
+        assert [one.failed for one in master.finished if one.stage == "request"] == [["d0"], []]
