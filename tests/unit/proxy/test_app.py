@@ -158,8 +158,11 @@ async def state_of(url: str) -> tuple[tuple[int, str], tuple[int, list[str]]]:
 
 
 async def test_a_proxy_is_ready_while_text_can_be_served(front: Frontend) -> None:
-    stages = {"encode": [Worker()], "prefill": [Worker()], "decode": [Worker()]}
-    async with before(**stages) as stack, app_of(stack, front) as url:
+    encode, prefill, decode = [Worker()], [Worker()], [Worker()]
+    async with (
+        before(encode=encode, prefill=prefill, decode=decode) as stack,
+        app_of(stack, front) as url,
+    ):
         assert await state_of(url) == ((200, ""), (200, []))
         (encoder,) = stack.fleet.encode
         encoder.up = False
