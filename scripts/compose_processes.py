@@ -123,6 +123,7 @@ def main(argv: Sequence[str]) -> int:
         time.sleep(_FOLLOW_S)
         url = services["proxy"].url
         processes.run("asking", python("benchmarks.ask", "--base-url", url))
+        print(f"{profile}: all answered after {processes.age:.1f} s")
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -40,4 +40,5 @@ if [ ! -e "$stamp" ]; then
     "${pip[@]}" --editable ".[worker${EXTRAS:+,$EXTRAS}]"
     [[ ,$EXTRAS, != *,dev,* ]] || redis
     touch "$stamp"
+    echo "installed into $VENV in $SECONDS s"
 fi
