@@ -54,12 +54,9 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
         raise_limit()
         with ended_by_sigterm():
             return asyncio.run(serve(role, config))
-    except ConfigError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 2
     except TriptychError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 async def serve(role: RoleSpec, config: WorkerConfig) -> int:
