@@ -87,7 +87,7 @@ class Dispatch:
     def blame(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
         """Note on a request alone what it, or work that it needs, has met at a worker."""
         failure = failure_of(error)
-        if failure.elsewhere:
+        if failure.retry and failure.elsewhere:
             tries.avoid.append(instance)
         if failure.gone or failure.charged:
             tries.blamed.append(instance)
@@ -137,7 +137,7 @@ class Dispatch:
     def _others(self, tries: Tries, stage: Role) -> bool:
         """Whether a worker is left that has not failed the work."""
         able = self.fleet.usable(stage, tries.avoid, tries.wanted_model)
-        return any(one not in tries.avoid for one in able)
+        return any(one not in tries.avoid for one in (*able, *filter(None, (tries.also,))))
 
     async def placed(self, tries: Tries, place: Callable[[], Awaitable[_T]]) -> _T:
         """What `place` finds; a refusal is final unless the request is owed a worker."""

@@ -34,6 +34,7 @@ class Tries:
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
     `wanted_model`: as of `Need`; who else could do the work serves it too.
+    `also`: a worker that can do it beside those of its role, where these do not.
     `record`: where its stages, workers and attempts are noted.
     """
 
@@ -50,6 +51,7 @@ class Tries:
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
     wanted_model: str | None = None
+    also: Instance | None = None
     record: RequestRecord = field(default_factory=RequestRecord)
 
     @property

@@ -33,20 +33,23 @@ _ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
 
 @dataclass(frozen=True)
 class Feature:
-    """What is added to a fleet. `flags`: of every worker. `kinds`: questions that need it, asked
-    beside the usual ones, or `alone`, and `make` makes one of them by its number."""
+    """What is added to a fleet. `flags`: of every worker, with `everywhere` of proxies too. `kinds`:
+    questions that need it, asked beside the usual ones, or `alone`; `make` makes one of them by its
+    number."""
 
     flags: Sequence[str] = ()
     kinds: Sequence[str] = ()
     make: Callable[[str, int], Asked] = about_pictures
     alone: bool = False
+    everywhere: bool = False
 
 
 @dataclass(frozen=True)
 class Added:
-    """By all features of a run together. `kinds`: all that are asked."""
+    """By all features of a run together. `flags`: of workers. `kinds`: all that are asked."""
 
     flags: Sequence[str]
+    proxy_flags: Sequence[str]
     kinds: Sequence[str]
     makers: Mapping[str, Callable[[str, int], Asked]]  # of kinds that are not the usual ones
 
@@ -61,7 +64,8 @@ def added(names: Sequence[str], model: str, folder: Path) -> Added:
     usual = () if any(one.alone for one in features) else KINDS
     makers = {kind: one.make for one in features for kind in one.kinds}
     flags = [flag for one in features for flag in one.flags]
-    return Added(flags, (*usual, *kinds), makers)
+    shared = [flag for one in features if one.everywhere for flag in one.flags]
+    return Added(flags, shared, (*usual, *kinds), makers)
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,11 @@ def feature(name: str, model: str, folder: Path) -> Feature:
         "int8": Feature(("--quantization", "int8")),
         "host-memory": Feature(("--kv-host-memory", "0.1")),
         "embeddings": Feature(
-            ("--task", "embed"), ("describe", "one_of_two", "text"), _vectors, alone=True
+            ("--task", "embed"),
+            ("describe", "one_of_two", "text"),
+            _vectors,
+            alone=True,
+            everywhere=True,
         ),
         "sounds": Feature(
             (), ("sound", "sound", "text"), partial(_about_sounds, model), alone=True

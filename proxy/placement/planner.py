@@ -85,10 +85,10 @@ class Plan:
         """The EC compatibility of the worker that reads the embeddings."""
         return self.at.ec_compatibility
 
-    def made_there(self, mm_hash: str) -> bool:
-        """Whether the worker that reads an item's embeddings is the one that makes them."""
+    def encodes_there(self, mm_hash: str) -> bool:
+        """Whether the worker that reads an item's embeddings can make them itself."""
         maker = self.encoders.get(mm_hash)
-        return maker is not None and maker.url == self.at.url
+        return self.at.does_all or (maker is not None and maker.url == self.at.url)
 
 
 class Planner(Protocol):

@@ -90,7 +90,7 @@ class EncodeStage:
             try:
                 cached = await self._join(item)
             except TriptychError as error:
-                if plan.made_there(item.mm_hash):
+                if plan.encodes_there(item.mm_hash):  # so that it was asked last
                     self.dispatch.blame(state, plan.at, error)
                 raise
             record.embedded += cached
@@ -124,9 +124,7 @@ class EncodeStage:
     def _finished(self, run: asyncio.Task[Any]) -> None:
         self._finishing.discard(run)
         if not run.cancelled():
-            # Looked at, as asyncio logs what nothing has looked at; requests that wait have their
-            # own.
-            run.exception()
+            run.exception()  # or asyncio would log it; requests that wait have their own
 
     async def _join(self, item: _Item) -> bool:
         """A request that joined a flight asks again, without bytes: the encoder keeps an entry for
@@ -175,11 +173,12 @@ class EncodeStage:
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        deadline = time.monotonic() + self.patience_s
-        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.plan.model)
+        plan, deadline = item.plan, time.monotonic() + self.patience_s
+        also = plan.at if plan.encodes_there(item.mm_hash) else None
+        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=plan.model, also=also)
 
         def choose() -> Instance:
-            encoder = self._next(item, tries.avoid)
+            encoder = self._next(item, tries)
             flight = self._flights.get(item.key)
             if flight is not None:
                 flight.worker = encoder
@@ -195,18 +194,20 @@ class EncodeStage:
 
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
-    def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        first = None if failed else self._first(item.mm_hash, item.plan)
+    def _next(self, item: _Item, tries: Tries) -> Instance:
+        plan, failed = item.plan, tries.avoid
+        first = None if failed else self._first(item.mm_hash, plan)
         if first is not None:
             return first
-        fleet, plan = self.dispatch.fleet, item.plan
         try:
-            return fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
+            return self.dispatch.fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
         except NoWorker:
-            if not plan.made_there(item.mm_hash):
+            if tries.also is None:
                 raise
-            # In a fleet whose workers do it all, the request goes to another one.
-            raise CallFailed(f"{plan.at.url} takes no requests", REFUSED, sent=False) from None
+            if tries.also in failed or not tries.also.serves(time.monotonic()):
+                # The whole request goes to another worker.
+                raise CallFailed(f"{tries.also.url} has gone", REFUSED, sent=False) from None
+            return tries.also
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.key) == encoder.url else item.data

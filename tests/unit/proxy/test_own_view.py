@@ -83,4 +83,4 @@ def test_a_worker_that_does_it_all_encodes_what_no_encoder_makes_for_it(
     plan = by_load_of(fleet, need, [fleet.decode[0]])
     assert plan.decode is fleet.decode[1]
     assert plan.encoders == (dict.fromkeys("ab", plan.decode) if there else {})
-    assert all(plan.made_there(item.mm_hash) is there for item in items)
+    assert all(plan.encodes_there(item.mm_hash) for item in items)

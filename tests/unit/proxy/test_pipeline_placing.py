@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -70,6 +70,7 @@ class Master:
     asked: list[ScheduleRequest] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     made_there: bool = False  # workers encode what they compute with
+    held_at: str = ""  # who holds embeddings of all pictures
 
     async def schedule(self, request: web.Request) -> web.Response:
         wanted = msgspec.msgpack.decode(await request.read(), type=ScheduleRequest)
@@ -84,6 +85,9 @@ class Master:
         role: InstanceRole = "pdfusion" if self.made_there else "decode"
         target = Target(str(answer), "http://127.0.0.1:1", role)
         made = [ItemPlacement(item.mm_hash, "local") for item in wanted.items]
+        if self.held_at:
+            held = Target(self.held_at, "http://127.0.0.1:1", role)
+            made = [ItemPlacement(item.mm_hash, "cached", held) for item in wanted.items]
         placement = Placement(wanted.request_id, target, encoders=made)
         return web.Response(body=msgspec.msgpack.encode(placement))
 
@@ -298,30 +302,52 @@ async def test_workers_at_fault_are_named() -> None:
         assert [report.failed for report in master.finished] == [["d0"], []]
 
 
-@pytest.mark.parametrize("gone", ["before", "meanwhile"])
-async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(gone: str) -> None:
+async def encodes(body: bytes) -> bytes:
+    wanted = decode_encode(body)
+    outputs = [EncodeOutput(wanted.request_id, item.mm_hash, {}) for item in wanted.items]
+    return msgspec.json.encode(EncodeAnswer(outputs))
+
+
+async def gone(body: bytes) -> web.Response:
+    error = Unavailable("it ends", code=NotServing.code)
+    return web.json_response(error.to_openai(), status=503)
+
+
+async def full(body: bytes) -> web.Response:
+    return web.json_response(Unavailable("full", code="queue_full").to_openai(), status=503)
+
+
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(lost: str) -> None:
     """In a fleet whose workers do it all, a picture is encoded where its request is computed: no
     other place is looked for, so without that worker the whole request goes elsewhere."""
-
-    async def well(body: bytes) -> bytes:
-        wanted = decode_encode(body)
-        outputs = [EncodeOutput(wanted.request_id, item.mm_hash, {}) for item in wanted.items]
-        return msgspec.json.encode(EncodeAnswer(outputs))
-
-    async def dies(body: bytes) -> web.Response:
-        error = Unavailable("it ends", code=NotServing.code)
-        return web.json_response(error.to_openai(), status=503)
 
     async def waiting(request: GenerateRequest) -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
         yield b""
 
     master, name = Master(["d0", "d1"], made_there=True), "a" * 64
-    first, second = Worker(waiting, encode=dies), Worker(encode=well)
+    first, second = Worker(waiting, encode=gone), Worker(encode=encodes)
     request = asking(mm_items=[MMItem(name, "image", 0, 1)])
     async with placed_by(master, first, second) as (stack, pipeline):
-        stack.decode[0].up = gone == "meanwhile"
+        stack.decode[0].up = lost == "meanwhile"
         assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
         assert [one.avoid for one in master.asked] == [[], ["d0"]]
         await eventually(lambda: len(master.finished) > 2)
         assert [one.failed for one in master.finished if one.stage == "request"] == [["d0"], []]
+
+
+@pytest.mark.parametrize("answer", [gone, full])
+async def test_a_worker_that_does_it_all_encodes_what_its_holder_does_not_give(
+    answer: Callable[[bytes], Awaitable[web.Response]],
+) -> None:
+    master, name = Master(["d1"], made_there=True, held_at="d0"), "a" * 64
+    request = asking(mm_items=[MMItem(name, "image", 0, 1)])
+    async with placed_by(master, Worker(encode=answer), Worker(encode=encodes)) as (
+        stack,
+        pipeline,
+    ):
+        for worker in stack.decode:
+            worker.does_all = True
+        assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
+        assert len(master.asked) == 1
