@@ -98,7 +98,8 @@ def chaos(args: argparse.Namespace, more: Added, folder: Path) -> list[Row]:
     tie = _TIE if args.dtype == "bfloat16" else 0.0
     with running(
         args.transport, counts, folder, master=True, proxies=2, dtype=args.dtype, interposed=True,
-        proxy_flags=(*_FLAGS, *more.proxy_flags), model=args.model, flags_of=dict.fromkeys(counts, more.flags),
+        proxy_flags=(*_FLAGS, *more.proxy_flags), model=args.model,
+        flags_of=dict.fromkeys(counts, more.flags),
     ) as stack:  # fmt: skip
         ports = [proxy.port for proxy in stack.proxies]
         load = Load(
