@@ -33,8 +33,8 @@ _ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
 
 @dataclass(frozen=True)
 class Feature:
-    """What is added to a fleet. `flags`: of workers, `everywhere` of proxies too. `kinds`: questions
-    that need it, asked beside the usual ones, or `alone`; `make` makes one by its number."""
+    """What is added to a fleet. `flags`: of workers, `everywhere` of proxies too. `kinds`: of
+    questions that need it, asked beside the usual ones, or `alone`; `make` makes one by number."""
 
     flags: Sequence[str] = ()
     kinds: Sequence[str] = ()
