@@ -168,7 +168,10 @@ class Fleet(Roster):
     def _encodes(self, model: str | None) -> bool:
         """Whether pictures can be encoded, apart or by the workers that compute."""
         known = self.encode if model is None else self.models.serving(self.encode, model)
-        return not known or bool(self.usable("encode", (), model))
+        if not known or self.usable("encode", (), model):
+            return True
+        computing = (self.usable(role, (), model) for role in _COMPUTING)
+        return any(one.does_all or one.changes_role for some in computing for one in some)
 
     def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""

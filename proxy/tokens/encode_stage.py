@@ -13,7 +13,7 @@ from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
-from protocol.request_record import RequestRecord, traced
+from protocol.request_record import traced
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
@@ -21,8 +21,9 @@ from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
+from proxy.tokens.encoder_choice import another_encoder, is_spent, tries_of
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.failures import REFUSED, CallFailed
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
 
 _KNOWN = 100_000  # items whose encoder is remembered
@@ -30,12 +31,13 @@ _KNOWN = 100_000  # items whose encoder is remembered
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a request, with its bytes, and what is planned for the attempt that needs it."""
+    """An item of a request, `state`, with its bytes, and what is planned for the attempt that needs
+    it."""
 
     holder: str
     item: MMItem
     data: bytes
-    record: RequestRecord
+    state: Tries
     plan: Plan
 
     @property
@@ -87,12 +89,7 @@ class EncodeStage:
 
         async def one(item: _Item) -> None:
             start = time.monotonic()
-            try:
-                cached = await self._join(item)
-            except TriptychError as error:
-                if plan.encodes_there(item.mm_hash):  # so that it was asked last
-                    self.dispatch.blame(state, plan.at, error)
-                raise
+            cached = await self._join(item)
             record.embedded += cached
             record.used("encode", self._known.get(item.key, ""))
             done(time.monotonic() - start, item.mm_hash)
@@ -100,7 +97,7 @@ class EncodeStage:
         # A picture that stands in the request twice is encoded once.
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
-            asyncio.create_task(one(_Item(request.request_id, item, media[name], record, plan)))
+            asyncio.create_task(one(_Item(request.request_id, item, media[name], state, plan)))
             for name, item in wanted.items()
             if name not in plan.held
         ]
@@ -173,9 +170,8 @@ class EncodeStage:
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        plan, deadline = item.plan, time.monotonic() + self.patience_s
-        also = plan.at if plan.encodes_there(item.mm_hash) else None
-        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=plan.model, also=also)
+        deadline = time.monotonic() + self.patience_s
+        tries = tries_of(item.mm_hash, item.plan, deadline, item.holder)
 
         def choose() -> Instance:
             encoder = self._next(item, tries)
@@ -192,22 +188,16 @@ class EncodeStage:
             except DeadlineExceeded as late:
                 raise CallFailed(late.message, "stalled", status=504) from None
 
-        return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
+        try:
+            return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
+        except TriptychError as error:
+            if is_spent(tries):
+                self.dispatch.blame(item.state, item.plan.at, error)
+            raise
 
     def _next(self, item: _Item, tries: Tries) -> Instance:
-        plan, failed = item.plan, tries.avoid
-        first = None if failed else self._first(item.mm_hash, plan)
-        if first is not None:
-            return first
-        try:
-            return self.dispatch.fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
-        except NoWorker:
-            if tries.also is None:
-                raise
-            if tries.also in failed or not tries.also.serves(time.monotonic()):
-                # The whole request goes to another worker.
-                raise CallFailed(f"{tries.also.url} has gone", REFUSED, sent=False) from None
-            return tries.also
+        first = None if tries.avoid else self._first(item.mm_hash, item.plan)
+        return first or another_encoder(self.dispatch.fleet, item.mm_hash, item.plan, tries)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.key) == encoder.url else item.data
@@ -227,7 +217,7 @@ class EncodeStage:
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
         patience = Patience(time.monotonic() + self.timeout_s, worker=encoder)
-        headers = traced({"content-type": MSGPACK}, item.record)
+        headers = traced({"content-type": MSGPACK}, item.state.record)
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
 

@@ -84,3 +84,6 @@ def test_a_worker_that_does_it_all_encodes_what_no_encoder_makes_for_it(
     assert plan.decode is fleet.decode[1]
     assert plan.encoders == (dict.fromkeys("ab", plan.decode) if there else {})
     assert all(plan.encodes_there(item.mm_hash) for item in items)
+    for worker in fleet.encode:
+        worker.up = False
+    assert fleet.able(pictures=True) and not fleet.unencoded()

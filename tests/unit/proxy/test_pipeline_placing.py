@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -115,9 +115,13 @@ class Master:
 
 @asynccontextmanager
 async def placed_by(
-    master: Master, *decode: Worker, own: OwnModels | None = None
+    master: Master,
+    *decode: Worker,
+    own: OwnModels | None = None,
+    encode: Sequence[Worker] = (),
 ) -> AsyncIterator[tuple[Stack, Pipeline]]:
-    async with master.serving() as url, before(decode=list(decode), own=own) as stack:
+    workers = before(decode=list(decode), encode=list(encode), own=own)
+    async with master.serving() as url, workers as stack:
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterClient([url], gateway.client)
         link.heard(url)
@@ -313,6 +317,10 @@ async def gone(body: bytes) -> web.Response:
     return web.json_response(error.to_openai(), status=503)
 
 
+async def failing(body: bytes) -> web.Response:
+    return web.json_response(InternalError("broken").to_openai(), status=500)
+
+
 async def full(body: bytes) -> web.Response:
     return web.json_response(Unavailable("full", code="queue_full").to_openai(), status=503)
 
@@ -337,7 +345,7 @@ async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(lost: st
         assert [one.failed for one in master.finished if one.stage == "request"] == [["d0"], []]
 
 
-@pytest.mark.parametrize("answer", [gone, full])
+@pytest.mark.parametrize("answer", [gone, full, failing])
 async def test_a_worker_that_does_it_all_encodes_what_its_holder_does_not_give(
     answer: Callable[[bytes], Awaitable[web.Response]],
 ) -> None:
@@ -351,3 +359,51 @@ async def test_a_worker_that_does_it_all_encodes_what_its_holder_does_not_give(
             worker.does_all = True
         assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
         assert len(master.asked) == 1
+
+
+async def test_the_only_encoder_is_asked_once_and_then_the_worker_that_does_it_all() -> None:
+    master, name = Master(["d0"]), "a" * 64
+    request = asking(mm_items=[MMItem(name, "image", 0, 1)])
+    workers = Worker(encode=encodes), Worker(encode=failing)
+    async with placed_by(master, workers[0], encode=workers[1:]) as (stack, pipeline):
+        stack.decode[0].does_all = True
+        assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
+        await eventually(lambda: [len(worker.headers) for worker in workers] == [2, 1])
+        await eventually(lambda: over(master) == ["r"])
+        assert master.finished[-1].failed == []
+
+
+async def test_a_request_that_waits_for_anothers_picture_blames_no_worker_of_its_own() -> None:
+    """The encode that both wait for failed at the first one's worker."""
+    asked, both_wait = asyncio.Event(), asyncio.Event()
+
+    async def late(body: bytes) -> web.Response:
+        asked.set()
+        await both_wait.wait()
+        return await failing(body)
+
+    async def waiting(request: GenerateRequest) -> AsyncIterator[bytes]:
+        if request.request_id == "b":
+            both_wait.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    master, name = Master(["d0", "d1", "d1", "d1"], made_there=True), "a" * 64
+    items = [MMItem(name, "image", 0, 1)]
+    first, second = Worker(encode=late), Worker(encode=encodes)
+    first.script = second.script = lambda request: waiting(request)
+    async with placed_by(master, first, second) as (stack, pipeline):
+        for worker in stack.decode:
+            worker.does_all = True
+
+        async def one(request_id: str) -> None:
+            await taken(pipeline, asking(request_id, mm_items=items), {name: b"picture"})
+
+        both = [asyncio.create_task(one("a"))]
+        await asked.wait()
+        both.append(asyncio.create_task(one("b")))
+        await eventually(lambda: len(master.asked) == 4)
+        assert sorted((one.avoid for one in master.asked[2:]), key=len) == [[], ["d0"]]
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)

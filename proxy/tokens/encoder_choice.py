@@ -1,0 +1,41 @@
+"""Which worker encodes an item whose first encoder cannot: encoders by content, and last the worker
+that computes with it, where that can encode too."""
+
+from __future__ import annotations
+
+import time
+
+from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.worker import Instance
+from proxy.placement.planner import Plan
+from proxy.request_state import Tries
+from proxy.upstream.failures import REFUSED, CallFailed
+
+
+def tries_of(mm_hash: str, plan: Plan, deadline: float, request_id: str) -> Tries:
+    """To encode an item, for as many requests as wait for it."""
+    also = plan.at if plan.encodes_there(mm_hash) else None
+    return Tries(deadline=deadline, request_id=request_id, wanted_model=plan.model, also=also)
+
+
+def another_encoder(fleet: Fleet, mm_hash: str, plan: Plan, tries: Tries) -> Instance:
+    """`NoWorker` if there is none. `CallFailed` if the worker that computes with the item cannot
+    encode it either: the whole request had better go to another one."""
+    found = None
+    try:
+        found = fleet.by_content(mm_hash, tries.avoid, plan.model, plan.reader)
+    except NoWorker:
+        if tries.also is None:
+            raise
+    # One that has failed is found again where no other encoder is left.
+    if found is not None and (tries.also is None or found not in tries.avoid):
+        return found
+    if tries.also is None or is_spent(tries):
+        raise CallFailed(f"{plan.at.url} cannot encode a picture", REFUSED, sent=False)
+    return tries.also
+
+
+def is_spent(tries: Tries) -> bool:
+    """Whether the worker that would be asked last has failed, or has gone."""
+    also = tries.also
+    return also is not None and (also in tries.avoid or not also.serves(time.monotonic()))
