@@ -44,6 +44,10 @@ def main() -> int:
         help="how many times shorter than deploy/prometheus has them the waits of alerts (`for`)"
         " and the evaluation interval are; 1: the files as they are",
     )  # fmt: skip
+    parser.add_argument(
+        "--registered", action="store_true",
+        help="the proxy that is scraped knows workers by the master alone, not by flags",
+    )  # fmt: skip
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
     ports = Ports.free()
@@ -51,7 +55,7 @@ def main() -> int:
         folder = Path(name)
         _configure(folder, ports, args.divide)
         with (
-            stack(ports, folder) as url,
+            stack(ports, folder, registered=args.registered) as url,
             prometheus(args.prometheus, folder, ports.prometheus) as api,
         ):
             return Proof(url, api, ports, folder, args.divide).run()

@@ -22,7 +22,8 @@ _READY_S = 20.0
 
 @dataclass(frozen=True)
 class Ports:
-    """One encode, one prefill and one decode worker, a master, a proxy, Prometheus."""
+    """One encode, one prefill and one decode worker, a master, Prometheus, the proxy that is asked
+    and scraped, and another port."""
 
     proxy: int
     master: int
@@ -30,11 +31,12 @@ class Ports:
     prefill: int
     decode: int
     prometheus: int
+    other: int
 
     @classmethod
     def free(cls) -> Ports:
-        first = free_port(6)
-        return cls(*range(first, first + 6))
+        first = free_port(7)
+        return cls(*range(first, first + 7))
 
     @property
     def targets(self) -> list[str]:
@@ -44,15 +46,23 @@ class Ports:
 
 
 @contextlib.contextmanager
-def stack(ports: Ports, folder: Path) -> Iterator[str]:
-    """`triptych serve demo`; gives the proxy's URL."""
+def stack(ports: Ports, folder: Path, *, registered: bool = False) -> Iterator[str]:
+    """`triptych serve demo`; gives the proxy's URL. `registered`: of a proxy beside it, which knows
+    workers by the master alone, as in fleets whose workers come and go."""
     flags = {
-        "--port": ports.proxy, "--master-port": ports.master, "--encode-port": ports.encode,
-        "--prefill-port": ports.prefill, "--decode-port": ports.decode,
+        "--port": ports.other if registered else ports.proxy, "--master-port": ports.master,
+        "--encode-port": ports.encode, "--prefill-port": ports.prefill,
+        "--decode-port": ports.decode,
     }  # fmt: skip
     words = [word for flag, port in flags.items() for word in (flag, str(port))]
     command = python("triptych", "serve", "demo", *words, "--log-path", str(folder / "logs"))
-    with serving(command, f"http://127.0.0.1:{ports.proxy}", folder / "serve.log") as url:
+    master, url = f"http://127.0.0.1:{ports.master}", f"http://127.0.0.1:{ports.proxy}"
+    first = f"http://127.0.0.1:{ports.other}" if registered else url
+    second = python("proxy", "--model", "demo", "--master-url", master, "--port", str(ports.proxy))
+    with contextlib.ExitStack() as running:
+        running.enter_context(serving(command, first, folder / "serve.log"))
+        if registered:
+            running.enter_context(serving(second, url, folder / "proxy.log"))
         yield url
 
 
