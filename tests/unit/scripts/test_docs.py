@@ -27,7 +27,7 @@ OF_OTHERS = {
         "--data-parallel-size",
         "--profiler-config",
     },
-    "monitoring.md": {"--divide"},
+    "monitoring.md": {"--divide", "--registered"},
     "platforms.md": {"--only-binary"},
     "processes.md": {"--enable-scale-out"},
     "serving-a-model.md": {"--tensor-parallel-size"},
