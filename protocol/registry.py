@@ -147,10 +147,12 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`generation` empty: whichever life it is in."""
+    """`generation` empty: whichever life it is in. `failed`, where it deregisters: it does not mean
+    to, but cannot go on."""
 
     instance_id: Name
     generation: str = ""
+    failed: bool = False
 
 
 class Drain(InstanceName, frozen=True, omit_defaults=True):
@@ -200,7 +202,8 @@ class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Workers(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every worker of every model (`full`), or those that have come, changed or (`gone`) left since
-    the version that was asked for.
+    the version that was asked for. Of the `gone` those are `retired` that left on purpose: by word
+    of their own, or removed or drained by a call.
 
     `version` is opaque: the `after` of the next question, which with `wait_s` is answered when
     something changes, or then. Load is no change. After a restart of the master all is new.
@@ -210,3 +213,4 @@ class Workers(msgspec.Struct, frozen=True, omit_defaults=True):
     full: bool = False
     workers: list[WorkerView] = []
     gone: list[str] = []
+    retired: list[str] = []

@@ -8,7 +8,6 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from protocol.histogram import GAPS, SECONDS, Histogram
-from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.model_figures import ModelFigures
 from proxy.upstream.connection_pool import Traffic
@@ -104,10 +103,9 @@ class ProxyMetrics:
         self._up_of_role = gauge(
             "workers_up",
             "Workers of the role that are up; where there are none, those that a master could give "
-            "it to. A role that has had workers keeps its series.",
+            "it to. A role keeps its series unless its last worker left on purpose.",
             "role",
         )
-        self._roles: set[Role] = set()  # that have had workers
 
     def _of_calls(self) -> None:
         """Calls to workers and masters, and bytes of relayed requests."""
@@ -182,8 +180,8 @@ class ProxyMetrics:
             failovers = self._masters.failovers
             self._failovers.inc(failovers - self._shown_failovers)
             self._shown_failovers = failovers
-        for gauge in (self._up, self._load, self._breaker):
-            gauge.clear()  # those of workers that have left
+        for gauge in (self._up, self._load, self._breaker, self._up_of_role):
+            gauge.clear()  # those of workers and roles that have left
         for instance in self._fleet.all():
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
@@ -194,10 +192,10 @@ class ProxyMetrics:
 
     def _count_roles(self) -> None:
         fleet = self._fleet
-        self._roles.update(instance.role for instance in fleet.all())
+        roles = set(fleet.roles)
         if not fleet.computing():
-            self._roles.add("decode")  # no request can do without
+            roles.add("decode")  # no request can do without
         movable = sum(instance.up and instance.changes_role for instance in fleet.all())
-        for role in self._roles:
+        for role in roles:
             up = sum(instance.up for instance in fleet.by_role[role])
             self._up_of_role.labels(role).set(up or movable)

@@ -127,7 +127,7 @@ class _Workers:
         _, instance = await self._named(request)
         if instance is None:
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
-        self._fleet.remove(instance)
+        self._fleet.remove(instance, given_up=True)
         worker_line(logger, logging.INFO, "left", instance.role, instance.url, _PATH)
         self._fleet.news()
         return {"status": "removed", "in_flight": instance.in_flight}

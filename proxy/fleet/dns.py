@@ -119,7 +119,7 @@ class DnsFollower:
         gone = [instance for instance, misses in self._misses.items() if misses >= _MISSES]
         for instance in gone:
             del self._misses[instance]
-            self.fleet.remove(instance)
+            self.fleet.remove(instance, given_up=instance.draining)
             cause = "DNS names it no longer"
             worker_line(logger, logging.INFO, "left", instance.role, instance.url, cause)
         return len(gone)

@@ -90,7 +90,8 @@ class FleetWatcher:
         for name in gone:
             told = name in news.gone
             unnamed = f"no master has named it for {_ORPHAN_S:g} s"
-            self._leave(name, "the master has forgotten it" if told else unnamed)
+            cause = "the master has forgotten it" if told else unnamed
+            self._leave(name, cause, given_up=name in news.retired)
         # Workers of other models are in no list of this proxy's, and none waits for them.
         known = self.by_id.keys() if news.full else self._views.keys() - set(news.gone)
         self._views = {n: v for n, v in self._views.items() if n in known and n not in gone} | {
@@ -136,13 +137,13 @@ class FleetWatcher:
             return self._rendered.workers_name(name)
         return self.model or name if name in self._names else name
 
-    def _leave(self, name: str, cause: str) -> None:
+    def _leave(self, name: str, cause: str, *, given_up: bool = False) -> None:
         instance = self.by_id.pop(name)
         self._orphaned.pop(name, None)
         instance.left()
         # A worker that a flag names stays, and is probed by the proxy itself from here on.
         if not instance.listed:
-            self._fleet.remove(instance)
+            self._fleet.remove(instance, given_up=given_up)
         worker_line(logger, logging.INFO, "left", instance.role, instance.url, cause)
 
     def _change(self, view: WorkerView) -> None:

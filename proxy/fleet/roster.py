@@ -36,6 +36,8 @@ class Roster:
     # Models of a master's workers that are none of this proxy's; where that has one model alone,
     # only while no worker serves it.
     unserved: tuple[str, ...] = ()
+    # Roles that have had workers, unless the last one left on purpose.
+    roles: set[Role] = field(default_factory=set)
     misfits: int = 0  # workers that read other tokens than this proxy renders
     _leaving: list[Instance] = field(default_factory=list)  # removed, but may have calls
     _doubtful: list[Instance] = field(default_factory=list)  # to be probed at once
@@ -70,6 +72,7 @@ class Roster:
         if instance in self.by_role[instance.role]:
             self.by_role[instance.role].remove(instance)
             self.by_role[role].append(instance)
+            self.roles.add(role)
         instance.role = role
 
     def add(self, url: str, role: Role) -> Instance:
@@ -77,14 +80,27 @@ class Roster:
         instance = Instance(url, role, self.breaker())
         instance.dialect = self.forced
         self.by_role[role].append(instance)
+        self.roles.add(role)
         return instance
 
-    def remove(self, instance: Instance) -> None:
-        """It gets no more requests; what it was asked goes on, as long as it is not silent."""
+    def remove(self, instance: Instance, *, given_up: bool = False) -> None:
+        """It gets no more requests; what it was asked goes on, as long as it is not silent.
+        `given_up`: on purpose, so that a role of which it was the last is not missed."""
         if instance in self.by_role[instance.role]:
             self.by_role[instance.role].remove(instance)
             self._leaving.append(instance)
         instance.removed, instance.up = True, False
+        if given_up:
+            self._give_up_roles(instance)
+
+    def _give_up_roles(self, instance: Instance) -> None:
+        """Those that no worker serves any more now that this one has left."""
+        roles = {instance.role}
+        if instance.changes_role:
+            # What a worker of the role any could have been moved to, the other ones could be too.
+            others = any(one.changes_role for one in self.all())
+            roles = set() if others else set(get_args(Role))
+        self.roles -= {role for role in roles if not self.by_role[role]}
 
     def to_probe(self) -> Iterable[Instance]:
         """Workers that no master knows, that have not said all of themselves, or that leave."""

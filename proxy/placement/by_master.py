@@ -14,7 +14,7 @@ from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.placement.master_client import MasterClient, Reporter
+from proxy.placement.master_client import MasterAway, MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
@@ -45,6 +45,8 @@ class MasterPlanner:
         self._reporter = reporter
         self._alone = alone
         self._metrics = metrics
+        # Ids of attempts that a master may have placed: of others it need not hear.
+        self._at_masters: set[str] = set()
 
     @property
     def asks(self) -> bool:
@@ -64,6 +66,8 @@ class MasterPlanner:
                 self.over(need.request_id, AttemptEnd(aborted=True))  # placed perhaps, in vain
                 raise
             except TriptychError as error:
+                if not isinstance(error, MasterAway):  # which may have placed it before it broke
+                    self._at_masters.discard(need.request_id)
                 if _is_refusal(error) or self._names_no_model(error):
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
@@ -91,6 +95,7 @@ class MasterPlanner:
 
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
+        self._at_masters.add(need.request_id)
         placement = await self._client.post(
             SCHEDULE_PATH, asked, Placement, state.deadline, state.record.trace_headers
         )
@@ -171,11 +176,16 @@ class MasterPlanner:
     def stage_over(
         self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
     ) -> None:
+        if request_id not in self._at_masters:
+            return
         hashes = [] if mm_hash is None else [mm_hash]
         over: Stage = "encode" if stage == "encode" else "prefill"
         self._reporter.add(Finished(request_id, over, hashes, elapsed_s=elapsed_s))
 
     def over(self, request_id: str, end: AttemptEnd) -> None:
+        if request_id not in self._at_masters:
+            return
+        self._at_masters.remove(request_id)
         names = [instance.instance_id for instance in end.failed if instance.instance_id]
         report = Finished(
             request_id,

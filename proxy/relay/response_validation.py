@@ -111,9 +111,7 @@ def check_stream(url: str, answer: Answer) -> None:
         raise CallFailed(message, "garbage") from None
     # vLLM answers 200 before it computes: what it refuses then is the first event.
     if event.error is not None:
-        code = event.error.get("code")
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        raise Refused(url, Answer(status, b"application/json", data))
+        raise refused_within(url, event.error)
     if event.choices is None:
         raise CallFailed(message, "garbage")
     if _may_give_up(answer.body):
@@ -123,7 +121,7 @@ def check_stream(url: str, answer: Answer) -> None:
 
 def going_on(url: str, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
     """`sink`, for whole events of a worker's stream. One by which the worker gives the answer up
-    does not get there, but those before it do: `CallFailed` is raised."""
+    does not get there, but those before it do: `CallFailed` or `Refused` is raised."""
 
     def feed(events: bytes) -> None:
         if not _may_give_up(events):
@@ -141,13 +139,21 @@ def going_on(url: str, sink: Callable[[bytes], None]) -> Callable[[bytes], None]
     return feed
 
 
+def refused_within(url: str, error: Any) -> Refused:
+    """What a worker says by this `error` in an answer that began as a good one."""
+    said = error if isinstance(error, dict) else {"message": str(error)[:_LONGEST_WORDS]}
+    code = said.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return Refused(url, Answer(status, b"application/json", msgspec.json.encode({"error": said})))
+
+
 def _may_give_up(data: bytes) -> bool:
     return _ABORT in data or _ERROR in data
 
 
 def _check_goes_on(url: str, data: bytes) -> None:
-    """`CallFailed` if an answer, or an event of one, gives the answer up. What is malformed is
-    judged elsewhere."""
+    """`Refused` if an answer, or an event of one, has an error, and `CallFailed` if it gives the
+    answer up otherwise. What is malformed is judged elsewhere."""
     if not _may_give_up(data):
         return
     try:
@@ -155,14 +161,9 @@ def _check_goes_on(url: str, data: bytes) -> None:
     except ValueError:
         return
     if said.error is not None:
-        raise CallFailed(f"{url} failed: {_words(said.error)}", "failed")
+        raise refused_within(url, said.error)
     if any(choice.finish_reason in GIVEN_UP for choice in said.choices or ()):
         raise CallFailed(f"{url} gave the request up", "aborted")
-
-
-def _words(error: Any) -> str:
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or error)[:_LONGEST_WORDS]
 
 
 def _first_data(body: bytes) -> bytes:

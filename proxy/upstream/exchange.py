@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from protocol.errors import TriptychError
 from proxy.upstream.answer import Answer, AnswerLimits, AnswerParser, Body, NotHttp
 from proxy.upstream.connection import Connection
-from proxy.upstream.failures import SILENT, CallFailed
+from proxy.upstream.failures import SILENT, CallFailed, Refused
 from proxy.upstream.sse import EventCutter, EventTooLong
 
 _DRAIN_S = 1.0  # for the end of the message, once the end mark has come
@@ -19,8 +20,8 @@ _DRAIN_S = 1.0  # for the end of the message, once the end mark has come
 
 class Exchange:
     """To be awaited: `ready` for the answer, of a stream with its first event, then `forward` for
-    the rest, which goes to `sink`. Both raise `CallFailed`. `abort` closes the connection: that
-    tells the worker to stop.
+    the rest, which goes to `sink`. Both raise `CallFailed`, the latter also what `sink` makes of an
+    event, as a `Refused`. `abort` closes the connection: that tells the worker to stop.
 
     Class attributes are what every exchange begins with.
     """
@@ -28,7 +29,7 @@ class Exchange:
     _parser: AnswerParser | None = None
     _events: EventCutter | None = None
     _ended: asyncio.Future[None] | None = None
-    _failure: CallFailed | None = None
+    _failure: TriptychError | None = None
     _early = b""
     _forwarding = _over = False
 
@@ -53,7 +54,7 @@ class Exchange:
 
     async def forward(self) -> None:
         """Hand every event after those in the answer to the sink, until the end mark, or until it
-        raises `CallFailed`."""
+        raises `CallFailed` or `Refused`."""
         self._forwarding = True
         # What has come between the answer and this call.
         if self._early and self._sink is not None:
@@ -174,7 +175,7 @@ class Exchange:
         if self._forwarding and self._sink is not None:
             try:
                 self._sink(data)
-            except CallFailed as failure:
+            except (CallFailed, Refused) as failure:
                 self._leave(keep=False)
                 self._end(failure)
                 return
@@ -221,7 +222,7 @@ class Exchange:
                 self._parser.let_go()
             self._connection.free(keep=keep)
 
-    def _end(self, failure: CallFailed | None) -> None:
+    def _end(self, failure: TriptychError | None) -> None:
         self._failure = failure
         if self._ended is None or self._ended.done():
             return

@@ -47,6 +47,11 @@ class Member(Protocol):
         """Revisions of its LoRA adapters by name; another object once they have changed."""
         ...
 
+    @property
+    def failed(self) -> bool:
+        """Whether it leaves because it cannot go on."""
+        ...
+
     async def heartbeat(self) -> Heartbeat: ...
 
     def drain(self) -> None:
@@ -213,7 +218,13 @@ class Registration:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        session, names = self._session, list(self._names.values())
+        session, names = (
+            self._session,
+            [
+                msgspec.structs.replace(name, failed=self._members[number].failed)
+                for number, name in self._names.items()
+            ],
+        )
         if session is None:
             return
         leaving = (

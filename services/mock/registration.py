@@ -13,6 +13,8 @@ from services.mock.instance import Instance
 
 
 class _Member:
+    failed = False  # an engine without a process of its own cannot end alone
+
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
 

@@ -59,6 +59,10 @@ class WorkerMember:
     def adapters(self) -> Mapping[str, str]:
         return self._worker.frontend.served.adapters
 
+    @property
+    def failed(self) -> bool:
+        return bool(self._worker.engine.outage)
+
     async def heartbeat(self) -> Heartbeat:
         worker, engine = self._worker, self._worker.engine
         load = await self._newest()

@@ -47,6 +47,11 @@ class Fleet:
         _, answer = call(f"{self.master.url}/workers")
         return {view["info"]["url"]: view for view in answer.get("workers", [])}
 
+    def left(self, version: str) -> tuple[set[str], set[str]]:
+        """Ids of workers that have left since, and of these the ones that meant to."""
+        _, answer = call(f"{self.master.url}/workers?after={version}")
+        return set(answer.get("gone", [])), set(answer.get("retired", []))
+
     def render(self, messages: Messages) -> GenerateRequest:
         request = chat(openai_messages(messages))
         return asyncio.run(self.frontend.render_chat(request, request_id="r")).generate
@@ -214,6 +219,8 @@ def test_workers_leave_by_draining_dying_and_stopping(fleet: Fleet) -> None:
     until(lambda: not fleet.workers()[fleet.prefill.url].get("usable", True))
     moved = fleet.schedule(DESCRIBED)
     assert moved["decode"]["url"] == fleet.decode.url and not moved.get("prefill")
+    names = {url: view["info"]["instance_id"] for url, view in fleet.workers().items()}
+    version = call(f"{fleet.master.url}/workers")[1]["version"]
     fleet.encode.kill()
     until(lambda: fleet.encode.url not in fleet.workers(), bound_s=LEASE_S + 30.0)
     assert fleet.decode.stop() == 0
@@ -221,3 +228,4 @@ def test_workers_leave_by_draining_dying_and_stopping(fleet: Fleet) -> None:
     os.kill(fleet.prefill.engine_pid, signal.SIGKILL)
     assert fleet.prefill.process.wait(WAIT_S) == 1
     assert fleet.workers() == {}, "nor does one whose engine has died"
+    assert fleet.left(version) == (set(names.values()), {names[fleet.decode.url]})

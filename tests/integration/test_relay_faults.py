@@ -121,6 +121,30 @@ def test_a_stream_that_is_given_up_counts_as_a_failure(last: bytes) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("begun", [EVENTS[:2], [ROLE]])
+def test_a_later_error_of_the_clients_own_is_not_tried_again(begun: list[bytes]) -> None:
+    """Nor charged. Once tokens have gone out it is an event, before that the answer."""
+
+    async def work() -> None:
+        async with relaying("DD") as relayed:
+            bad = ERROR.replace(b"500", b"400")
+            for decode in relayed.workers["decode"]:
+                decode.script = [streaming(*begun, b"data: %b\n\n" % bad, DONE, end="end")]
+            status, answer = await relayed.post(text(stream=True))
+            if begun == [ROLE]:
+                assert (status, json.loads(answer)) == (400, json.loads(bad))
+            else:
+                *events, error, done, rest = answer.split(b"\n\n")
+                assert status == 200 and [event + b"\n\n" for event in events] == begun
+                assert json.loads(error.removeprefix(b"data: "))["error"]["message"] == "it broke"
+                assert (done, rest) == (b"data: [DONE]", b"")
+            assert sum(len(decode.asked) for decode in relayed.workers["decode"]) == 1
+            assert [one.breaker.failures for one in relayed.gateway.fleet.decode] == [0, 0]
+            assert relayed.metric("upstream_failures_total") == 0
+
+    run(work)
+
+
 def test_an_endless_stream_ends_at_the_deadline() -> None:
     async def endless(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
         await begin(writer)

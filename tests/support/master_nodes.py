@@ -75,9 +75,9 @@ class Node(MasterListener):
             self.master.expire(self.now)
         self.replicator.others.expire(self.now)
 
-    def deregister(self, name: str) -> None:
-        with self.replicator.because("call"):
-            self.master.deregister(InstanceName(name), self.now)
+    def deregister(self, name: str, *, failed: bool = False) -> None:
+        with self.replicator.because("failure" if failed else "call"):
+            self.master.deregister(InstanceName(name, failed=failed), self.now)
 
     def schedule(self, request: ScheduleRequest) -> Placement | PlacementTicket:
         return self.master.schedule(request, self.now)
@@ -92,6 +92,10 @@ class Node(MasterListener):
     @property
     def known(self) -> set[str]:
         return set(self.master.registry.instances)
+
+    @property
+    def retired(self) -> set[str]:
+        return self.master.registry.changelog.retired
 
     def requests(self, name: str) -> float:
         instance = self.master.registry.instances[name]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from protocol.decoding import decoded
-from proxy.relay.response_validation import GIVEN_UP
+from proxy.relay.response_validation import GIVEN_UP, refused_within
 from proxy.relay.resume.progress import Chunks, Progress
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
@@ -46,8 +46,8 @@ class Continuation:
         self._text_again = progress.since
 
     def feed(self, data: bytes) -> None:
-        """Whole events. Raises `CallFailed` as soon as this stream cannot complete the answer: the
-        client has had what came before."""
+        """Whole events. Raises `CallFailed` or `Refused` as soon as this stream cannot complete the
+        answer: the client has had what came before."""
         shown: list[bytes] = []
         try:
             for event in events_of(data):
@@ -64,7 +64,7 @@ class Continuation:
             return []
         pieces = decoded(said, _Pieces, fail=self._invalid)
         if pieces.error is not None:
-            raise self._broken("failed in its stream", "failed")
+            raise refused_within(self._url, pieces.error)
         return [chunk for piece in pieces.choices if (chunk := self._chunk(piece))]
 
     def _chunk(self, piece: _Piece) -> bytes:

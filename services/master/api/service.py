@@ -182,7 +182,7 @@ class MasterService(MasterListener):
         return answer
 
     def deregister(self, name: InstanceName) -> LeaseAnswer:
-        with self.replicator.because("call"):
+        with self.replicator.because("failure" if name.failed else "call"):
             return self.master.deregister(name, time.monotonic())
 
     def drain(self, name: Drain) -> LeaseAnswer:

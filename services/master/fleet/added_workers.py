@@ -160,7 +160,7 @@ class AddedWorkers:
             del self._removed[next(iter(self._removed))]
         found = self._probed.pop(name, None)
         if found is not None:
-            self._deregister(found)
+            self.registry.deregister(InstanceName(name))
         return found is not None
 
     def learn(self, body: bytes, now: float, *, fresh: bool) -> str:
@@ -230,13 +230,10 @@ class AddedWorkers:
         probed.learned = ""
         if probed.up and probed.failures >= self.config.probe_failures:
             probed.up = False
-            self._deregister(probed)
+            self.registry.deregister(InstanceName(probed.instance.name, failed=True))
         if now - probed.seen > self.config.probe_forget:
             self._probed.pop(probed.instance.name, None)
 
     def _is_there(self, probed: Probed) -> bool:
         """Whether it was not removed, or removed and added again, while it was asked."""
         return self._probed.get(probed.instance.name) is probed
-
-    def _deregister(self, probed: Probed) -> None:
-        self.registry.deregister(InstanceName(probed.instance.name))

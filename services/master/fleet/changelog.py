@@ -37,6 +37,7 @@ class FleetListener:
 @dataclass
 class Changelog:
     """Versions count changes; a cursor is the version and which life of the master counted it.
+    `retired`: of the departures that are remembered, those on purpose.
 
     `changed` is called for each. Those who ask for changes from before the oldest departure
     remembered get everybody.
@@ -44,6 +45,7 @@ class Changelog:
 
     changed: Callable[[], None] = lambda: None
     epoch: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    retired: set[str] = field(default_factory=set)
     _version: int = 0
     _changed_at: dict[str, int] = field(default_factory=dict)
     _gone_at: dict[str, int] = field(default_factory=dict)
@@ -56,15 +58,20 @@ class Changelog:
     def note(self, instance_id: str) -> None:
         """It has come, or may be used again, or no more."""
         self._gone_at.pop(instance_id, None)
+        self.retired.discard(instance_id)
         self._move(self._changed_at, instance_id)
 
-    def drop(self, instance_id: str) -> None:
+    def drop(self, instance_id: str, retired: bool = False) -> None:
         """It has left."""
         self._changed_at.pop(instance_id, None)
+        # Before `_move`, which tells of the change.
+        if retired:
+            self.retired.add(instance_id)
         self._move(self._gone_at, instance_id)
         if len(self._gone_at) > _MAX_GONE:
             oldest = next(iter(self._gone_at))
             self._forgotten = self._gone_at.pop(oldest)
+            self.retired.discard(oldest)
 
     def _move(self, table: dict[str, int], instance_id: str) -> None:
         """Tables stay in the order of versions, for dictionaries keep that of insertion."""
@@ -106,7 +113,8 @@ def changes_since(
     views = [
         worker_view(instances[name], fleets[instances[name].info.model], now_ms) for name in came
     ]
-    return Workers(changelog.cursor, changes is None, views, gone)
+    retired = [name for name in gone if name in changelog.retired]
+    return Workers(changelog.cursor, changes is None, views, gone, retired)
 
 
 def worker_view(instance: Instance, fleet: Fleet, now_ms: float) -> WorkerView:

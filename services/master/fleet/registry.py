@@ -174,7 +174,7 @@ class Registry:
     def deregister(self, name: InstanceName) -> LeaseAnswer:
         instance = self.named(name.instance_id, name.generation)
         if instance is not None:
-            self._remove(instance, "it deregistered")
+            self._remove(instance, "it deregistered", retired=not name.failed)
         return LeaseAnswer(instance is not None)
 
     def drain(self, name: Drain, now_ms: float) -> LeaseAnswer:
@@ -197,7 +197,7 @@ class Registry:
         instance = self.instances.get(instance_id)
         return instance if instance and instance.info.generation == generation else None
 
-    def _remove(self, instance: Instance, cause: str) -> None:
+    def _remove(self, instance: Instance, cause: str, retired: bool = False) -> None:
         info = instance.info
         self.fleets[info.model].remove(instance)
         del self.instances[info.instance_id]
@@ -205,7 +205,7 @@ class Registry:
         self._names.remove(info)
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
-        self.changelog.drop(info.instance_id)
+        self.changelog.drop(info.instance_id, retired or instance.drained)
         worker_line(logger, logging.INFO, "left", info.role, info.url, cause)
         self.listener.left(info)
 

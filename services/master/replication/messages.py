@@ -55,11 +55,13 @@ class Kept(Change, tag="kept"):
 
 
 class Left(Change, tag="left"):
-    """A worker has deregistered or was replaced; or its `home` heard nothing for a lease."""
+    """A worker has deregistered, perhaps because it has `failed`, or was replaced; or its `home`
+    heard nothing for a lease."""
 
     instance_id: Name
     generation: str = ""
     lapsed: bool = False
+    failed: bool = False
 
 
 class Resumed(Change, tag="resumed"):

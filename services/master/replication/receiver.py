@@ -94,7 +94,8 @@ class Receiver:
             since = now * 1e3 - joined.age_ms
             check_newer(info, since, registry.before(info))
             if known is not None and known.info.url != info.url and info.url < known.info.url:
-                registry.deregister(InstanceName(name))  # the same winner on every master
+                # The same winner on every master.
+                registry.deregister(InstanceName(name, failed=True))
             registry.register(info, now * 1e3, lease_s)
             # As old as its life, not as this master's knowledge of it: `check_newer` compares that.
             registry.instances[name].since = since
@@ -146,7 +147,9 @@ class Receiver:
     def _hear_left(self, left: Left, now: float) -> None:
         # A lapse is one master's silence; who deregistered has left them all.
         if not (left.lapsed and self.homes.speaks_to_us(left.instance_id, now)):
-            self.master.registry.deregister(InstanceName(left.instance_id, left.generation))
+            failed = left.lapsed or left.failed
+            name = InstanceName(left.instance_id, left.generation, failed)
+            self.master.registry.deregister(name)
 
     def _hear_moved(self, moved: Moved, now: float) -> None:
         instance = self.master.registry.named(moved.instance_id, moved.generation)

@@ -36,7 +36,7 @@ from services.master.replication.outbox import Outbox
 from services.master.replication.placement_sync import share
 from services.master.replication.receiver import Receiver
 
-_Cause = Literal["none", "call", "lapse"]
+_Cause = Literal["none", "call", "failure", "lapse"]
 
 
 @dataclass
@@ -84,9 +84,10 @@ class Replicator:
 
     def left(self, info: InstanceInfo) -> None:
         """The registry has forgotten a worker. A lapse is told by its home alone."""
-        direct = self.homes.forget(info.instance_id)
-        if self._cause == "call" or (self._cause == "lapse" and direct):
-            self.tell(Left(info.instance_id, info.generation, self._cause == "lapse"))
+        direct, lapsed = self.homes.forget(info.instance_id), self._cause == "lapse"
+        if self._cause in ("call", "failure") or (lapsed and direct):
+            failed = self._cause == "failure"
+            self.tell(Left(info.instance_id, info.generation, lapsed, failed))
 
     def joined(self, info: InstanceInfo, now: float) -> None:
         """A worker has registered here."""

@@ -50,6 +50,21 @@ def test_departures_are_remembered_within_bounds() -> None:
     assert changelog.since(lately) == ([], ["w"])
 
 
+def test_who_left_on_purpose_is_told_from_who_vanished() -> None:
+    changelog = Changelog()
+    for name in "vw":
+        changelog.note(name)
+    changelog.drop("v")
+    changelog.drop("w", retired=True)
+    assert changelog.retired == {"w"}
+    changelog.note("w")
+    changelog.drop("w")
+    assert not changelog.retired, "it has come back, and has vanished since"
+    for i in range(5000):
+        changelog.drop(f"w{i}", retired=True)
+    assert changelog.retired == changelog._gone_at.keys()
+
+
 def test_versions_of_another_life_and_nonsense_mean_nothing() -> None:
     changelog = Changelog()
     changelog.note("w")

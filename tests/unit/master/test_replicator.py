@@ -16,6 +16,10 @@ def test_who_registers_with_one_is_known_by_all_until_it_leaves() -> None:
     fleet.deliver()
     assert all(node.known == {"v"} for node in fleet.nodes)
     assert not fleet.nodes[0].beat("w"), "it is told to register again"
+    fleet.nodes[1].deregister("v", failed=True)
+    fleet.deliver()
+    assert not any(node.known for node in fleet.nodes)
+    assert all(node.retired == {"w"} for node in fleet.nodes), "v did not mean to leave"
 
 
 def test_heartbeats_to_one_keep_a_worker_alive_at_all_and_a_lapse_is_everywhere() -> None:
@@ -30,6 +34,7 @@ def test_heartbeats_to_one_keep_a_worker_alive_at_all_and_a_lapse_is_everywhere(
     assert a.known == b.known == {"w"}
     fleet.at(57.0 + LEASE_S)
     assert a.known == b.known == set()
+    assert a.retired == b.retired == set()
 
 
 def test_another_life_replaces_the_first_everywhere() -> None:

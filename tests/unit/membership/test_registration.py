@@ -23,7 +23,7 @@ WAIT_S = 10.0
 class Worker:
     """A member whose state the test changes."""
 
-    draining = False
+    draining = failed = False
     role: StageRole | None = None
 
     def __init__(self) -> None:
@@ -202,6 +202,19 @@ async def test_an_error_does_not_end_a_registration() -> None:
         registration.start()
         await master.until("/heartbeat")
         await registration.close()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_a_worker_says_whether_it_means_to_leave(failed: bool) -> None:
+    worker = Worker()
+    async with serving(Master(60.0)) as master:
+        registration = Registration([worker], [master.url], 30.0)
+        registration.start()
+        await master.until("/heartbeat")
+        worker.failed = failed
+        await registration.close()
+        path, body, _ = master.calls[-1]
+        assert path == "/deregister" and body.get("failed", False) == failed
 
 
 async def test_a_worker_that_a_master_takes_back_says_so() -> None:

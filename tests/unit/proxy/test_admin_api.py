@@ -162,6 +162,11 @@ async def test_gauges_of_workers_that_have_left_are_gone() -> None:
         assert gone in shown() and stays in shown()
         await call(proxy, "DELETE", "/instances", named(gone))
         assert gone not in shown() and stays in shown()
+        added = named("http://127.0.0.1:1", "prefill")
+        await call(proxy, "POST", "/instances", added)
+        assert 'workers_up{role="prefill"}' in shown()
+        await call(proxy, "DELETE", "/instances", added)
+        assert 'workers_up{role="prefill"}' not in shown()
 
 
 async def test_the_api_is_documented() -> None:

@@ -78,6 +78,18 @@ async def test_an_address_goes_when_two_answers_in_a_row_lack_it() -> None:
     assert not listed.removed
 
 
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_role_is_given_up_if_its_last_worker_drained(draining: bool) -> None:
+    fleet, answers = Fleet(), Answers(decode={"10.0.0.1"})
+    dns = DnsFollower(fleet, [DECODE], answers)
+    await dns.once()
+    fleet.decode[0].draining = draining
+    answers.hosts["decode"] = set()
+    for _ in range(2):
+        await dns.once()
+    assert not fleet.decode and ("decode" in fleet.roles) != draining
+
+
 async def test_what_is_not_answered_changes_nothing_of_its_role() -> None:
     fleet, answers = Fleet(), Answers(encode={"10.0.0.1"}, decode={"10.0.0.2"})
     dns = DnsFollower(fleet, [ENCODE, DECODE], answers)

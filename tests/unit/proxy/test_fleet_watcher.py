@@ -125,6 +125,37 @@ async def test_a_worker_that_a_master_drains_gets_nothing_once_the_master_is_awa
         assert worker.asked and fleet.decode[0].up and not fleet.usable("decode")
 
 
+async def test_a_role_is_given_up_if_its_last_worker_left_on_purpose() -> None:
+    """It deregistered, or was drained before; not if its lease lapsed, or its engine ended."""
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        following = FleetWatcher(link, fleet, ["m"])
+
+        def lapse(name: str) -> None:
+            registry = master.service.master.registry
+            registry.instances[name].lease_until = 0.0
+            registry.expire(1.0)
+
+        def fail(name: str) -> None:
+            master.service.deregister(InstanceName(name, failed=True))
+
+        master.tell_of("e1", "encode", ENCODER)
+        master.tell_of("d1", "decode", DECODER)
+        for go in (master.forget, lapse, fail):
+            master.tell_of("p1", "prefill", "http://127.0.0.1:3")
+            await following.once(0.0)
+            assert fleet.roles == {"encode", "prefill", "decode"}
+            go("p1")
+            await following.once(0.0)
+            assert fleet.roles - {"prefill"} == {"encode", "decode"} and not fleet.prefill
+            assert ("prefill" in fleet.roles) == (go != master.forget)
+        master.service.drain(Drain("e1"))
+        await following.once(0.0)
+        lapse("e1")
+        await following.once(0.0)
+        assert fleet.roles == {"prefill", "decode"}
+
+
 async def test_a_worker_that_becomes_another_is_followed() -> None:
     """In another role, with another model."""
     async with running() as ((master,), link, _):

@@ -36,6 +36,33 @@ def test_a_role_whose_last_worker_has_left_has_none_up() -> None:
     assert workers_up(metrics) == {"decode": 1, "prefill": 1}
 
 
+def test_a_role_that_is_given_up_is_not_missed() -> None:
+    fleet = filled("encode", "prefill", "prefill", "decode")
+    metrics = ProxyMetrics(fleet)
+    first, second = fleet.prefill
+    fleet.remove(first, given_up=True)
+    assert workers_up(metrics) == {"decode": 1, "encode": 1, "prefill": 1}
+    fleet.remove(second, given_up=True)
+    fleet.remove(fleet.encode[0])
+    assert workers_up(metrics) == {"decode": 1, "encode": 0}
+    fleet.add("http://prefill-9:8000", "prefill").up = False
+    assert workers_up(metrics) == {"decode": 1, "encode": 0, "prefill": 0}
+    for worker in fleet.all():
+        fleet.remove(worker, given_up=True)
+    assert workers_up(metrics) == {"decode": 0, "encode": 0}, "no request can do without"
+
+
+def test_roles_that_workers_could_be_moved_to_are_given_up_with_the_last_of_these() -> None:
+    fleet = filled("encode", "decode", "decode")
+    metrics = ProxyMetrics(fleet)
+    fixed, first, second = fleet.decode[1], fleet.encode[0], fleet.decode[0]
+    first.changes_role = second.changes_role = True
+    fleet.remove(first, given_up=True)
+    assert workers_up(metrics) == {"decode": 2, "encode": 1}
+    fleet.remove(second, given_up=True)
+    assert workers_up(metrics) == {"decode": 1} and fixed.up
+
+
 def test_a_proxy_that_knows_no_worker_has_no_one_up_that_answers() -> None:
     assert workers_up(ProxyMetrics(Fleet())) == {"decode": 0}
     assert workers_up(ProxyMetrics(filled("encode"))) == {"decode": 0, "encode": 1}

@@ -284,6 +284,29 @@ async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:
         await eventually(lambda: over(master) == ["r"])
 
 
+async def test_a_master_hears_only_of_requests_that_it_may_have_placed() -> None:
+    """Ends of others, kept while it is away, would push out those that it waits for."""
+    master = Master(["d0", InternalError("broken"), InvalidRequest("what?")])
+    async with placed_by(master, Worker()) as (_, pipeline):
+        planner = pipeline.planner
+        assert isinstance(planner, MasterPlanner)
+        link = planner._client
+        assert await taken(pipeline, asking("placed there")) == {0: TOKENS}
+        link.failed(link.url, InternalError("away"))
+        assert await taken(pipeline, asking("placed here")) == {0: TOKENS}
+        planner.stage_over("placed here", "encode", 0.1, "a" * 64)
+        link.heard(link.url)
+        # It may have placed this one before it broke.
+        assert await taken(pipeline, asking("answered badly")) == {0: TOKENS}
+        link.heard(link.url)
+        assert await taken(pipeline, asking("not placed there")) == {0: TOKENS}
+        assert await taken(pipeline, asking("last")) == {0: TOKENS}
+        await eventually(lambda: "last" in over(master))
+    told = {report.request_id for report in master.finished}
+    assert told == {"placed there", "answered badly", "last"}
+    assert not planner._at_masters
+
+
 async def test_a_request_that_breaks_once_it_is_placed_is_over() -> None:
     master = Master()
     async with placed_by(master, Worker()) as (_, pipeline):
@@ -341,7 +364,7 @@ async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(lost: st
         stack.decode[0].up = lost == "meanwhile"
         assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
         assert [one.avoid for one in master.asked] == [[], ["d0"]]
-        await eventually(lambda: len(master.finished) > 2)
+        await eventually(lambda: len(over(master)) == 2)
         assert [one.failed for one in master.finished if one.stage == "request"] == [["d0"], []]
 
 

@@ -125,29 +125,50 @@ def event(body: Any) -> bytes:
 GIVEN_UP = {
     "abort": (ended("abort"), "aborted"),
     "error": (ended("error"), "aborted"),
-    "words": (ended("stop", error={"message": "it broke", "code": 400}), "failed"),
+    "words": (ended("stop", error="it broke"), "500"),
+    "an error of its own": (ended("stop", error={"message": "it broke", "code": 500}), "500"),
 }
 
 
 @pytest.mark.parametrize(("said", "kind"), GIVEN_UP.values(), ids=GIVEN_UP)
 def test_an_answer_that_the_worker_gave_up_is_none(said: Any, kind: str) -> None:
     for check in (check_whole, prefilled, encoded):
-        with pytest.raises(CallFailed) as failure:
+        with pytest.raises((CallFailed, Refused)) as caught:
             check("u", answer(said))
-        assert failure.value.kind == kind and failure_of(failure.value).charged
+        failure = failure_of(caught.value)
+        assert failure.kind == kind and failure.charged and failure.retry
     begun = event(ended(None)) + event(said)
-    with pytest.raises(CallFailed) as failure:
+    with pytest.raises((CallFailed, Refused)) as caught:
         check_stream("u", answer(begun, kind=b"text/event-stream"))
-    assert failure.value.kind == kind
+    assert failure_of(caught.value).kind == kind
 
 
 @pytest.mark.parametrize(("said", "kind"), GIVEN_UP.values(), ids=GIVEN_UP)
 def test_what_came_before_a_stream_was_given_up_goes_on(said: Any, kind: str) -> None:
     shown: list[bytes] = []
     good = event(ended(None)) + b": hi\n\n"
-    with pytest.raises(CallFailed) as failure:
+    with pytest.raises((CallFailed, Refused)) as caught:
         going_on("u", shown.append)(good + event(said) + good)
-    assert failure.value.kind == kind and shown == [good]
+    assert failure_of(caught.value).kind == kind and shown == [good]
+
+
+def test_a_later_error_of_the_clients_own_is_judged_as_a_first_one() -> None:
+    said = {"message": "too long", "code": 400}
+    good, bad = event(ended(None)), event({"error": said})
+    stream = answer(good + bad, kind=b"text/event-stream")
+    for check, given in (
+        (check_whole, answer(ended("stop", error=said))),
+        (check_stream, stream),
+        (check_stream, stream._replace(body=bad)),
+    ):
+        with pytest.raises(Refused) as caught:
+            check("u", given)
+        failure = failure_of(caught.value)
+        assert (failure.retry, failure.charged, caught.value.status) == (False, False, 400)
+        # It may be all that the client gets.
+        assert json.loads(caught.value.answer.body) == {"error": said}
+    with pytest.raises(Refused):
+        going_on("u", lambda events: None)(bad)
 
 
 def test_texts_about_it_are_no_end() -> None:

@@ -9,7 +9,7 @@ import pytest
 from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.progress import DONE, Chunks, Progress
 from proxy.relay.resume.recorder import Recorder
-from proxy.upstream.failures import CallFailed
+from proxy.upstream.failures import CallFailed, Refused, failure_of
 from proxy.upstream.sse import EventCutter, data_of, events_of
 from tests.support.greedy_workers import Greedy
 from tests.support.relay_workers import CHAT, Asked
@@ -174,7 +174,8 @@ def test_what_the_client_has_had_is_not_told_again() -> None:
         ([piece("x", [3])], "diverged"),
         ([piece("c", [3]), piece("dz", [4, 7])], "diverged"),
         ([piece("cd", [3, 4, 6]), DONE], "cut_short"),
-        ([b'data: {"error":{"message":"dead"}}\n\n'], "failed"),
+        ([b'data: {"error":{"message":"dead"}}\n\n'], "500"),
+        ([b'data: {"error":{"message":"too long","code":400}}\n\n'], "400"),
         ([b"data: {nonsense}\n\n"], "garbage"),
         ([b'data: {"choices":[{"token_ids":[3]}]}\n\n'], "garbage"),
         ([piece("", [3, 4, 6], "length"), piece("x", [9])], "diverged"),
@@ -183,10 +184,11 @@ def test_what_the_client_has_had_is_not_told_again() -> None:
     ],
 )
 def test_a_continuation_that_is_none(events: list[bytes], kind: str) -> None:
-    with pytest.raises(CallFailed) as failure:
+    with pytest.raises((CallFailed, Refused)) as caught:
         continued(broken(), *events)
-    assert failure.value.kind == kind
-    assert ("an event that is not valid: " in failure.value.message) == (kind == "garbage")
+    failure = failure_of(caught.value)
+    assert (failure.kind, failure.charged) == (kind, kind != "400")
+    assert ("an event that is not valid: " in caught.value.message) == (kind == "garbage")
 
 
 def test_chunks_are_written_as_vllm_writes_them() -> None:

@@ -10,7 +10,7 @@ from protocol.errors import InvalidRequest, NotServing, Unavailable
 from services.engine.messages import Statistics
 from services.http.lame_duck import LameDuck
 from services.membership.registration import Changes
-from services.worker.member import handed_over
+from services.worker.member import WorkerMember, handed_over
 from services.worker.worker import Worker
 from tests.support.waiting import eventually
 
@@ -52,6 +52,12 @@ async def test_it_waits_until_others_have_all(caplog: pytest.LogCaptureFixture) 
     worker = Stopping(Engine([2, Unavailable("a long step"), 1, 0]))
     await over(worker)
     assert worker.engine.asked == 4 and not caplog.records
+
+
+def test_a_worker_without_its_engine_leaves_against_its_will() -> None:
+    for outage in ("", "the engine of this worker has ended"):
+        worker = Stopping(Engine([0], outage))
+        assert WorkerMember(cast(Worker, worker), "http://w:1").failed == bool(outage)
 
 
 async def test_requests_under_way_may_leave_something_to_fetch() -> None:
