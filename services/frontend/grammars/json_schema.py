@@ -92,16 +92,17 @@ def everywhere(schema: Any, change: Callable[[Json], Json]) -> Any:
     else it holds stays as it is."""
     if not isinstance(schema, dict):
         return schema
+    return each_part(change(schema), lambda part: everywhere(part, change))
 
-    def inner(value: Any) -> Any:
-        return everywhere(value, change)
 
-    fit = dict(change(schema))
+def each_part(schema: Json, change: Callable[[Any], Any]) -> Json:
+    """A schema in which those that lie in it directly have been changed."""
+    fit = dict(schema)
     for key in fit.keys() & set(_IN_MAPS):
-        fit[key] = _mapped(fit[key], inner)
+        fit[key] = _mapped(fit[key], change)
     for key in fit.keys() & {*_IN_LISTS, *_ALONE}:
         value = fit[key]
-        fit[key] = [inner(entry) for entry in value] if isinstance(value, list) else inner(value)
+        fit[key] = [change(part) for part in value] if isinstance(value, list) else change(value)
     return fit
 
 

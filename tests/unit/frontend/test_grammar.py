@@ -11,7 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 from protocol.errors import InvalidRequest
 from services.frontend.grammars import json_schema
 from services.frontend.grammars.json_schema import check_grammar
+from services.frontend.grammars.references import anchored
 from services.frontend.grammars.requested import forced_call
+from services.frontend.parsing.base import Function
 from services.frontend.parsing.reading import TOOL_FORMATS, Reading
 from services.frontend.render import Frontend
 from services.frontend.tool_use import tool_use
@@ -192,9 +194,7 @@ def test_arguments_may_refer_to_all_of_them(front: Frontend) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-@pytest.mark.parametrize(
-    "reference", ["#/properties/nothing", "#/$defs/none", "http://x/y", "other.json#/a", 5]
-)
+@pytest.mark.parametrize("reference", ["#/properties/nothing", "#/$defs/none", 5])
 def test_a_reference_to_nothing_is_refused_by_its_name(
     name: str, reference: Any, front: Frontend
 ) -> None:
@@ -204,14 +204,90 @@ def test_a_reference_to_nothing_is_refused_by_its_name(
     assert caught.value.param == "tools" and repr(reference) in caught.value.message
 
 
-def test_places_that_are_referred_to_are_bounded(front: Frontend) -> None:
-    properties: dict[str, Any] = {f"p{i}": {"type": "string"} for i in range(300)}
-    again = {f"q{i}": {"$ref": f"#/properties/p{i}"} for i in range(300)}
-    parameters = {"type": "object", "properties": {**properties, **again}}
-    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+@pytest.mark.parametrize("reference", ["http://x/y", "other.json#/a", "#none"])
+def test_a_reference_of_another_kind_to_nothing_is_refused_too(
+    reference: str, front: Frontend
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(front, tools=[referring(reference)], tool_choice="required")
+    assert caught.value.param == "tool_choice" and reference.strip("#") in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("reference", ["#node", "https://x.y/place", "place"])
+def test_arguments_may_refer_to_anchors_and_identifiers(
+    name: str, reference: str, front: Frontend
+) -> None:
+    tool = referring(reference)
+    key = "$anchor" if reference == "#node" else "$id"
+    tool["function"]["parameters"]["$defs"]["n"] = {key: reference.strip("#"), **PLACE}
     use = tool_use(chat(tools=[tool], tool_choice="required"))
-    with pytest.raises(InvalidRequest, match="more than 256 places"):
-        forced_call(use, TOOL_FORMATS["hermes"], front.tokenizer)
+    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert takes(front, held_to, WENT[name])
+    assert not takes(front, held_to, WENT[name].replace("here", "nowhere"))
+
+
+UNUSED = {"$ref": "#/components/schemas/Place"}
+INNER = {"$id": "https://x.y/n", "$ref": "#/$defs/m", "$defs": {"m": PLACE}}
+RESOLVED: list[dict[str, Any]] = [
+    {"properties": {"at": PLACE}, "$defs": {"n": UNUSED}, "definitions": {"m": UNUSED}},
+    {"properties": {"at": {**PLACE, "$defs": {"n": UNUSED}}}},
+    {"properties": {"at": {"$ref": "#/$defs/n"}}, "$defs": {"n": INNER}},
+    {"properties": {"at": {"$ref": "#/$defs/n/$defs/m"}}, "$defs": {"n": INNER}},
+    {"$id": "https://x.y/s", "properties": {"at": {"$ref": "https://x.y/s#/$defs/n"}},
+     "$defs": {"n": PLACE}},
+    {"$id": "https://x.y/s", "properties": {"at": {"anyOf": [{"$ref": "#/$defs/n"}]}},
+     "$defs": {"n": {"$ref": "#/properties/name"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", RESOLVED)
+def test_references_are_resolved_as_json_schema_has_them(
+    schema: dict[str, Any], front: Frontend
+) -> None:
+    """Those of definitions that nothing uses are not; and # is the nearest schema with a URI."""
+    properties = {"name": PLACE, **schema["properties"]}
+    parameters = {"type": "object", **schema, "properties": properties, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    held_to = grammar(front, tools=[tool], tool_choice="required")
+    assert takes(front, held_to, WENT["hermes"])
+    assert not takes(front, held_to, WENT["hermes"].replace("here", "nowhere"))
+
+
+def test_a_schema_that_the_tool_names_by_its_draft_is_let_through(front: Frontend) -> None:
+    tool = referring("http://json-schema.org/draft-07/schema#")
+    held_to = grammar(front, tools=[tool], tool_choice="required")
+    assert takes(front, held_to, written("go", '{"at": {"type": "object"}}'))
+
+
+def test_a_long_chain_of_references_is_followed(front: Frontend) -> None:
+    chain: dict[str, Any] = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(1000)}
+    parameters = {
+        "type": "object", "properties": {"at": {"$ref": "#/$defs/n0"}, "name": PLACE},
+        "$defs": {**chain, "n1000": {"$ref": "#/properties/name"}},
+    }  # fmt: skip
+    moved = anchored(Function("go", parameters))
+    assert moved["$defs"]["n1000"] == {"$ref": "#/$defs/part0"}
+    assert moved["$defs"]["part0"] == PLACE and moved["$defs"]["n0"] == chain["n0"]
+
+
+def test_places_that_are_written_again_are_bounded() -> None:
+    """Each may hold the next ones: together they are as many times longer than the parameters."""
+    properties: dict[str, Any] = {f"p{i}": {} for i in range(200)}
+    nested: dict[str, Any] = {"properties": properties}
+    for _ in range(50):
+        nested = {"properties": {"a": nested}}
+    places = ["#" + "/properties/a" * depth for depth in range(1, 51)]
+
+    def parameters(count: int) -> dict[str, Any]:
+        some = {"anyOf": [{"$ref": place} for place in places[:count]]}
+        return {"properties": {**nested["properties"], "at": some}}
+
+    few = anchored(Function("go", parameters(10)))
+    assert len(few["$defs"]) == 10
+    with pytest.raises(InvalidRequest, match="more than 65536 characters together") as caught:
+        anchored(Function("go", parameters(50)))
+    assert caught.value.param == "tools"
 
 
 WRITTEN = {
