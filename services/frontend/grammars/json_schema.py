@@ -15,12 +15,11 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from protocol.errors import InvalidRequest
-from services.frontend.parsing.rules import GAP
+from services.frontend.parsing.rules import GAP, MAX_CHARS
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CHARS = 1 << 16  # of a grammar, whose check takes time with its length
 Json = dict[str, Any]
 # What llguidance 1.9 enforces; every other format is an annotation.
 _FORMATS = frozenset(

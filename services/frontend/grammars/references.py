@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from protocol.errors import InvalidRequest
-from services.frontend.grammars.json_schema import MAX_CHARS, each_part
+from services.frontend.grammars.json_schema import each_part
 from services.frontend.parsing.base import Function, Json, pointed, referred
-from services.frontend.parsing.rules import shared
+from services.frontend.parsing.rules import MAX_CHARS, shared
 
 
 def anchored(function: Function) -> Json:

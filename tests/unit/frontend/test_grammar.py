@@ -290,6 +290,18 @@ def test_places_that_are_written_again_are_bounded() -> None:
     assert caught.value.param == "tools"
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "deepseek_v32"])
+def test_a_grammar_that_grows_too_long_is_refused_as_it_grows(name: str, front: Frontend) -> None:
+    """Forms that write parameters one by one have all definitions beside each."""
+    properties = {f"p{i}": {"type": "integer"} for i in range(100)}
+    parameters = {"properties": properties, "$defs": {"n": {"description": "x" * 60_000}}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    with pytest.raises(InvalidRequest, match="more than 65536 characters") as caught:
+        forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert caught.value.param == "tools"
+
+
 WRITTEN = {
     "hermes": written("weather", '{"city": "Bern", "days": 2}'),
     "qwen3_coder": '<tool_call>\n<function=weather>\n<parameter=city>\nBe"rn\n</parameter>\n'
