@@ -24,7 +24,7 @@ from services.frontend.grammars.json_schema import (
 from services.frontend.grammars.references import anchored
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.reading import Reading
-from services.frontend.parsing.rules import Rules
+from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse
 
@@ -162,8 +162,7 @@ def _of_structure(wanted: _Structure, param: str) -> Iterator[tuple[str, str]]:
 def _of_choice(choices: list[str], param: str) -> str:
     if not choices:
         raise InvalidRequest(f"{param} must not be empty", param=param)
-    quoted = (msgspec.json.encode(choice).decode() for choice in choices)
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}")
 
 
 def _of_grammar(text: str, param: str) -> str:

@@ -55,6 +55,11 @@ class Rules:
         self.add(name, terms)
         return name
 
+    def one_of(self, texts: Iterable[str]) -> str:
+        """One of some texts, as a term."""
+        # One terminal: of terms, llguidance follows at most 2000 at a time.
+        return self.terminal(" | ".join(map(quoted, texts)))
+
     def json(self, schema: Mapping[str, Any]) -> str:
         """A JSON value of that schema; what cannot be enforced in it is ignored."""
         spaced = {**schema, "x-guidance": {"whitespace_pattern": GAP, "lenient": True}}

@@ -105,6 +105,13 @@ def test_else_the_output_is_free(fields: dict[str, Any], front: Frontend) -> Non
     assert grammar(front, **fields) == ""
 
 
+def test_one_of_many_choices_is_let_through(front: Frontend) -> None:
+    choices = ["", *(f"v{i}" for i in range(3000))]
+    held_to = grammar(front, structured_outputs={"choice": choices})
+    assert all(takes(front, held_to, text) for text in ("", "v0", "v299", "v2999"))
+    assert not takes(front, held_to, "v3000") and not takes(front, held_to, "v")
+
+
 def test_completions_too(front: Frontend) -> None:
     first, second = render_prompts(front, ["a", "b"], guided_regex="x+")
     assert first.generate.sampling.grammar == second.generate.sampling.grammar != ""
@@ -333,6 +340,18 @@ WRITTEN = {
 }
 
 
+CITY_ALONE = {
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>weather<arg_key>city</arg_key><arg_value>{}</arg_value></tool_call>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">{}</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "gemma4": '<|tool_call>call:weather{{city:<|"|>{}<|"|>}}<tool_call|>',
+}
+
+
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     """What the grammar lets through is heard as the call that it is."""
@@ -349,6 +368,29 @@ def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     assert reader is not None
     (call,) = reader.last(text).calls
     assert call.name == "weather" and json.loads(call.arguments)["days"] == 2
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "string"}])
+@pytest.mark.parametrize("count", [65, 3000])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "deepseek_v32", "gemma4"])
+def test_many_constants_are_enforced_too(
+    name: str, count: int, kind: dict[str, Any], front: Frontend
+) -> None:
+    cities = {**kind, "enum": ["Bern", *(f"v{i}" for i in range(1, count))]}
+    parameters = {"type": "object", "properties": {"city": cities}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required", parallel_tool_calls=False))
+    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    alone = CITY_ALONE[name]
+    functions = {function.name: function for function in use.functions}
+    for city in (cities["enum"][0], cities["enum"][-1]):
+        text = alone.format(city)
+        assert takes(front, held_to, text)
+        reader = Reading(TOOL_FORMATS[name](functions), most=1, only=True).reader()
+        assert reader is not None
+        assert json.loads(reader.last(text).calls[0].arguments) == {"city": city}
+    for wrong in ("Basel", '"Basel"', f"v{count}"):
+        assert not takes(front, held_to, alone.format(wrong))
 
 
 def test_dsml_can_be_forced_where_its_mark_is_one_token(tmp_path: Path) -> None:
