@@ -86,6 +86,18 @@ def enforceable(schema: Any, *, strict: bool) -> Any:
     return everywhere(schema, partial(_without_annotations, strict=strict))
 
 
+def has_pattern(schema: Any) -> bool:
+    """Whether a schema, or one that lies in it at any depth, has an expression."""
+    found = []
+
+    def noted(part: Json) -> Json:
+        found.append(isinstance(part.get("pattern"), str))
+        return part
+
+    everywhere(schema, noted)
+    return any(found)
+
+
 def everywhere(schema: Any, change: Callable[[Json], Json]) -> Any:
     """A schema in which each has been changed, it and those that lie in it at every depth; what
     else it holds stays as it is."""

@@ -19,6 +19,7 @@ from services.frontend.grammars.json_schema import (
     check_grammar,
     check_size,
     enforceable,
+    has_pattern,
     schema_grammar,
 )
 from services.frontend.grammars.references import anchored
@@ -205,9 +206,9 @@ def after_reasoning(grammar: str, reading: Reading, tokenizer: Tokenizer) -> str
 
 def _check_patterns(functions: Sequence[Function]) -> None:
     """`InvalidRequest` if it would take long to compile each expression that the functions have."""
-    schemas = (msgspec.json.encode(function.parameters).decode() for function in functions)
     # Functions without any are not counted: most of their text describes them.
-    check_size("".join(schema for schema in schemas if '"pattern"' in schema), "tools")
+    schemas = [f.parameters for f in functions if has_pattern(f.parameters)]
+    check_size(msgspec.json.encode(schemas).decode(), "tools")
 
 
 def _enforceable(function: Function) -> Function:

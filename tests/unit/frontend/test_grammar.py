@@ -565,6 +565,28 @@ def test_no_expression_of_a_schema_that_is_too_long_is_compiled(
     assert (caught.value.param, compiled) == (field, [])
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"properties": {"pattern": {"type": "string"}}},
+        {"default": {"pattern": "x"}},
+        {"enum": ["pattern"]},
+    ],
+)
+def test_a_parameter_that_is_called_pattern_is_no_expression(
+    place: dict[str, Any], front: Frontend
+) -> None:
+    described = {"type": "string", "description": "x" * 70_000}
+    parameters = {"type": "object", "properties": {"a": described, "b": place}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    assert len(forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)) < 2000
+    described["pattern"] = "x"
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters"):
+        forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)
+
+
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:
     front = frontend(write_model("qwen3", tmp_path))
     with pytest.raises(InvalidRequest) as caught:
