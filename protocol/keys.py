@@ -106,9 +106,12 @@ class BlockKeyChain:
 
     def _next(self, token_ids: Sequence[int], start: int) -> bytes:
         items = self._overlapping(start, start + self.block_size)
+        if not items and self._whole is self._told:  # of text, as most blocks are
+            self._whole = self._told = block_key(self._told, token_ids)
+            return self._told
         told = [(item.mm_hash, start - item.offset) for item in items]
         whole = [(_named(item), start - item.offset) for item in items]
-        same = whole == told and self._whole == self._told
+        same = whole == told and self._whole is self._told
         self._told = block_key(self._told, token_ids, told)
         self._whole = self._told if same else block_key(self._whole, token_ids, whole)
         return self._whole[:-_TOLD_BYTES] + self._told[-_TOLD_BYTES:]

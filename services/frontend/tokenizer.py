@@ -133,11 +133,19 @@ class Detokenizer:
         SentencePiece's take the blank before a text's first word away."""
         self._backend = backend
         self._skip = skip_special_tokens
-        context = list(after[-CONTEXT:])
-        # The rest of a character that a prompt begins is not its answer's text.
-        self._context = [] if self._decode(context).endswith(BROKEN) else context
+        self._context = self._end_of(after)
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
         self._pending: list[int] = []
+
+    def _end_of(self, token_ids: Sequence[int]) -> list[int]:
+        """The last tokens, [] if they end within a character: its rest is no text of an answer."""
+        # Byte fallback breaks a run of bytes as a whole if it begins within a character, of which
+        # up to 3 bytes are before.
+        for more in range(4):
+            end = list(token_ids[-CONTEXT - more :])
+            if not self._decode(end).endswith(BROKEN):
+                return end
+        return []
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token, "" while a character is incomplete."""

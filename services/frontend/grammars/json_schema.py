@@ -15,12 +15,11 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from protocol.errors import InvalidRequest
-from services.frontend.parsing.rules import GAP
+from services.frontend.parsing.rules import GAP, MAX_CHARS
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CHARS = 1 << 16  # of a grammar, whose check takes time with its length
 Json = dict[str, Any]
 # What llguidance 1.9 enforces; every other format is an annotation.
 _FORMATS = frozenset(
@@ -87,21 +86,34 @@ def enforceable(schema: Any, *, strict: bool) -> Any:
     return everywhere(schema, partial(_without_annotations, strict=strict))
 
 
+def has_pattern(schema: Any) -> bool:
+    """Whether a schema, or one that lies in it at any depth, has an expression."""
+    found = []
+
+    def noted(part: Json) -> Json:
+        found.append(isinstance(part.get("pattern"), str))
+        return part
+
+    everywhere(schema, noted)
+    return any(found)
+
+
 def everywhere(schema: Any, change: Callable[[Json], Json]) -> Any:
     """A schema in which each has been changed, it and those that lie in it at every depth; what
     else it holds stays as it is."""
     if not isinstance(schema, dict):
         return schema
+    return each_part(change(schema), lambda part: everywhere(part, change))
 
-    def inner(value: Any) -> Any:
-        return everywhere(value, change)
 
-    fit = dict(change(schema))
+def each_part(schema: Json, change: Callable[[Any], Any]) -> Json:
+    """A schema in which those that lie in it directly have been changed."""
+    fit = dict(schema)
     for key in fit.keys() & set(_IN_MAPS):
-        fit[key] = _mapped(fit[key], inner)
+        fit[key] = _mapped(fit[key], change)
     for key in fit.keys() & {*_IN_LISTS, *_ALONE}:
         value = fit[key]
-        fit[key] = [inner(entry) for entry in value] if isinstance(value, list) else inner(value)
+        fit[key] = [change(part) for part in value] if isinstance(value, list) else change(value)
     return fit
 
 

@@ -19,12 +19,13 @@ from services.frontend.grammars.json_schema import (
     check_grammar,
     check_size,
     enforceable,
+    has_pattern,
     schema_grammar,
 )
 from services.frontend.grammars.references import anchored
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.reading import Reading
-from services.frontend.parsing.rules import Rules
+from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse
 
@@ -162,8 +163,7 @@ def _of_structure(wanted: _Structure, param: str) -> Iterator[tuple[str, str]]:
 def _of_choice(choices: list[str], param: str) -> str:
     if not choices:
         raise InvalidRequest(f"{param} must not be empty", param=param)
-    quoted = (msgspec.json.encode(choice).decode() for choice in choices)
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, choices))}")
 
 
 def _of_grammar(text: str, param: str) -> str:
@@ -206,9 +206,9 @@ def after_reasoning(grammar: str, reading: Reading, tokenizer: Tokenizer) -> str
 
 def _check_patterns(functions: Sequence[Function]) -> None:
     """`InvalidRequest` if it would take long to compile each expression that the functions have."""
-    schemas = (msgspec.json.encode(function.parameters).decode() for function in functions)
     # Functions without any are not counted: most of their text describes them.
-    check_size("".join(schema for schema in schemas if '"pattern"' in schema), "tools")
+    schemas = [f.parameters for f in functions if has_pattern(f.parameters)]
+    check_size(msgspec.json.encode(schemas).decode(), "tools")
 
 
 def _enforceable(function: Function) -> Function:

@@ -50,13 +50,20 @@ def constants_of(schema: Json) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def referred(root: Json, reference: str) -> Any:
-    """What a reference such as #/$defs/place points to in `root`; None if nothing is there."""
-    place: Any = root
+def pointed(reference: str) -> list[str] | None:
+    """The names on the way to what a reference such as #/$defs/place points to, from the root on;
+    None for one of another kind, such as #place or a URI."""
     if reference != "#" and not reference.startswith("#/"):
         return None
-    for name in unquote(reference).split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
+    names = unquote(reference).split("/")[1:]
+    return [name.replace("~1", "/").replace("~0", "~") for name in names]
+
+
+def referred(root: Json, reference: str) -> Any:
+    """What a reference points to in `root`; None if nothing is there."""
+    names = pointed(reference)
+    place: Any = None if names is None else root
+    for name in names or ():
         if isinstance(place, list):
             index = int(name) if name.isdecimal() and len(name) < 10 else len(place)
             place = place[index] if index < len(place) else None

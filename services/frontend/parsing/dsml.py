@@ -24,7 +24,7 @@ from services.frontend.parsing.base import (
 )
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.parameters import Parameters, only_strings
-from services.frontend.parsing.rules import Rules, either, quoted, shared
+from services.frontend.parsing.rules import Rules, quoted, shared
 from services.frontend.parsing.source import Source, Steps
 
 TOKEN = "｜DSML｜"
@@ -111,9 +111,9 @@ def _written(name: str, schema: Json, function: Function, rules: Rules) -> str:
     if plain and not constants:
         return f"{head} {_text_to_end(rules)}"
     if plain:
-        value = either(map(quoted, texts))
+        value = rules.one_of(texts)
     elif constants:
-        value = either(quoted(msgspec.json.encode(one).decode()) for one in constants)
+        value = rules.one_of(msgspec.json.encode(one).decode() for one in constants)
     else:
         value = rules.json({**schema, **shared(function.parameters)})
     return f"{head} {value} {_spelled(PARAMETER_END, rules)}"

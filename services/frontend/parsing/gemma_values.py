@@ -31,7 +31,7 @@ class Values:
         if isinstance(reference := schema.get("$ref"), str):
             return self._referred(reference)
         if choices := constants_of(schema):
-            return either(self._constant(choice) for choice in choices)
+            return self._constants(choices)
         for key in _ALTERNATIVES:
             found = schema.get(key)
             if isinstance(found, list) and 0 < len(found) <= MAX_ALTERNATIVES:
@@ -72,7 +72,12 @@ class Values:
         more = "".join(f' ("," {terms[name]})?' for name in terms if name not in required)
         return f'"{{" {first}{more} "}}"'
 
-    def _constant(self, value: Any) -> str:
-        if isinstance(value, str):
-            return f"({self._quote} {quoted(value)} {self._quote})"
-        return quoted(msgspec.json.encode(value).decode())
+    def _constants(self, values: list[Any]) -> str:
+        texts = [value for value in values if isinstance(value, str)]
+        others = [value for value in values if not isinstance(value, str)]
+        terms = []
+        if texts:
+            terms.append(f"{self._quote} {self._rules.one_of(texts)} {self._quote}")
+        if others:
+            terms.append(self._rules.one_of(msgspec.json.encode(v).decode() for v in others))
+        return either(terms)

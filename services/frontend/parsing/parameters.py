@@ -9,11 +9,9 @@ import msgspec
 
 from services.frontend.parsing.base import Function, Json, constants_of, properties_of, required_of
 from services.frontend.parsing.heard import Listener
-from services.frontend.parsing.rules import Rules, either, quoted, shared
+from services.frontend.parsing.rules import Rules, shared
 from services.frontend.parsing.source import Source, Steps
 from services.frontend.parsing.value_types import ANY, ValueTypes, type_of
-
-MAX_ALTERNATIVES = 64
 
 
 class Parameters:
@@ -135,8 +133,8 @@ def written_parameters(
 
 def _written(schema: Json, function: Function, rules: Rules, end: str) -> str:
     choices = constants_of(schema)
-    if 0 < len(choices) <= MAX_ALTERNATIVES:
-        return f"{either(quoted(_plain(choice)) for choice in choices)} {rules.mark(end)}"
+    if choices:
+        return f"{rules.one_of(map(_plain, choices))} {rules.mark(end)}"
     if only_strings(schema):
         return rules.text_before(end)
     return f"{rules.json({**schema, **shared(function.parameters)})} {rules.mark(end)}"

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from protocol.errors import InvalidRequest
+
+MAX_CHARS = 1 << 16  # of a grammar, whose check takes time with its length
 # A blank, or a line's end and its indentation: with more, weak models never come to an end.
 GAP = r" |\r?\n[ \t]{0,32}"
 _SHARED = ("$defs", "definitions")
@@ -18,6 +21,7 @@ class Rules:
     def __init__(self, token_id: Callable[[str], int | None]) -> None:
         self._token_id = token_id
         self._lines: list[str] = []
+        self._num_chars = 0
 
     def is_token(self, text: str) -> bool:
         return self._token_id(text) is not None
@@ -29,6 +33,14 @@ class Rules:
         return quoted(text) if found is None else f"<[{found}]>"
 
     def add(self, name: str, terms: str) -> None:
+        """`InvalidRequest` if the rules become too many."""
+        # Many rules may have the same definitions in them: they are not to be in memory together.
+        self._num_chars += len(terms)
+        if self._num_chars > MAX_CHARS:
+            raise InvalidRequest(
+                f"tools: the grammar of forced calls has more than {MAX_CHARS} characters",
+                param="tools",
+            )
         self._lines.append(f"{name}: {terms}")
 
     def new(self, terms: str) -> str:
@@ -42,6 +54,11 @@ class Rules:
         name = f"TEXT{len(self._lines)}"
         self.add(name, terms)
         return name
+
+    def one_of(self, texts: Iterable[str]) -> str:
+        """One of some texts, as a term."""
+        # One terminal: of terms, llguidance follows at most 2000 at a time.
+        return self.terminal(" | ".join(map(quoted, texts)))
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A JSON value of that schema; what cannot be enforced in it is ignored."""

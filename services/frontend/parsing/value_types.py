@@ -41,7 +41,7 @@ class ValueTypes:
             return ANY
         types = _named(schema.get("type"))
         if constants := constants_of(schema):
-            types &= frozenset(map(type_of, constants))
+            types &= _named([type_of(constant) for constant in constants])
         if isinstance(reference := schema.get("$ref"), str):
             types &= self._referred(reference, depth)
         for key in ("anyOf", "oneOf"):

@@ -23,7 +23,8 @@ from services.frontend.requests import RequestMaker
 from services.frontend.tokenizer import Tokenizer
 
 _TRUNCATE = "truncate_prompt_tokens"
-_LEAST_TOKENS = 16  # that are thought to be kept of a text which is cut
+_LEAST_TOKENS = 128  # that are tokenized beyond those kept: WordPiece's words have 100 at most
+_CHARS_A_TOKEN = 4  # of most texts, by which a long one is cut before it is tokenized
 _MOST_TOKENS = 1 << 20  # of all inputs of a request, which are in memory together
 _MOST_BYTES = 1 << 25  # of the answers for each token: of BGE-M3's longest text
 
@@ -153,16 +154,16 @@ class PoolingInputs:
         self, text: str, kept: int, side: str | None, param: str, *, special: bool
     ) -> list[int]:
         """Tokens of a text, of all of it unless so many more than `kept` are found before."""
-        # Twice as many: the last ones may be those of half a word.
-        enough = 2 * max(kept, _LEAST_TOKENS)
+        # The last ones may be those of half a word.
+        enough = kept + max(kept, _LEAST_TOKENS)
         most = self._prompts.most_chars
-        chars = min(enough * self._tokenizer.longest, most)
+        chars = min(_CHARS_A_TOKEN * enough, most)
         while True:
             part = _cut(text, chars, side)
             ids = await self._prompts.of_text(part, param, add_special_tokens=special)
             if len(ids) >= enough or chars >= min(len(text), most):
                 return ids
-            # Normalizing may make one character of many, and one token stand for any word.
+            # Tokens may be longer, normalizing may make one character of many.
             chars = min(2 * chars, most)
 
     def _kept(self, request: TextFields) -> int | None:

@@ -11,7 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 from protocol.errors import InvalidRequest
 from services.frontend.grammars import json_schema
 from services.frontend.grammars.json_schema import check_grammar
+from services.frontend.grammars.references import anchored
 from services.frontend.grammars.requested import forced_call
+from services.frontend.parsing.base import Function
 from services.frontend.parsing.reading import TOOL_FORMATS, Reading
 from services.frontend.render import Frontend
 from services.frontend.tool_use import tool_use
@@ -103,6 +105,13 @@ def test_else_the_output_is_free(fields: dict[str, Any], front: Frontend) -> Non
     assert grammar(front, **fields) == ""
 
 
+def test_one_of_many_choices_is_let_through(front: Frontend) -> None:
+    choices = ["", *(f"v{i}" for i in range(3000))]
+    held_to = grammar(front, structured_outputs={"choice": choices})
+    assert all(takes(front, held_to, text) for text in ("", "v0", "v299", "v2999"))
+    assert not takes(front, held_to, "v3000") and not takes(front, held_to, "v")
+
+
 def test_completions_too(front: Frontend) -> None:
     first, second = render_prompts(front, ["a", "b"], guided_regex="x+")
     assert first.generate.sampling.grammar == second.generate.sampling.grammar != ""
@@ -192,9 +201,7 @@ def test_arguments_may_refer_to_all_of_them(front: Frontend) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-@pytest.mark.parametrize(
-    "reference", ["#/properties/nothing", "#/$defs/none", "http://x/y", "other.json#/a", 5]
-)
+@pytest.mark.parametrize("reference", ["#/properties/nothing", "#/$defs/none", 5])
 def test_a_reference_to_nothing_is_refused_by_its_name(
     name: str, reference: Any, front: Frontend
 ) -> None:
@@ -204,14 +211,102 @@ def test_a_reference_to_nothing_is_refused_by_its_name(
     assert caught.value.param == "tools" and repr(reference) in caught.value.message
 
 
-def test_places_that_are_referred_to_are_bounded(front: Frontend) -> None:
-    properties: dict[str, Any] = {f"p{i}": {"type": "string"} for i in range(300)}
-    again = {f"q{i}": {"$ref": f"#/properties/p{i}"} for i in range(300)}
-    parameters = {"type": "object", "properties": {**properties, **again}}
+@pytest.mark.parametrize("reference", ["http://x/y", "other.json#/a", "#none"])
+def test_a_reference_of_another_kind_to_nothing_is_refused_too(
+    reference: str, front: Frontend
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(front, tools=[referring(reference)], tool_choice="required")
+    assert caught.value.param == "tool_choice" and reference.strip("#") in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize("reference", ["#node", "https://x.y/place", "place"])
+def test_arguments_may_refer_to_anchors_and_identifiers(
+    name: str, reference: str, front: Frontend
+) -> None:
+    tool = referring(reference)
+    key = "$anchor" if reference == "#node" else "$id"
+    tool["function"]["parameters"]["$defs"]["n"] = {key: reference.strip("#"), **PLACE}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert takes(front, held_to, WENT[name])
+    assert not takes(front, held_to, WENT[name].replace("here", "nowhere"))
+
+
+UNUSED = {"$ref": "#/components/schemas/Place"}
+INNER = {"$id": "https://x.y/n", "$ref": "#/$defs/m", "$defs": {"m": PLACE}}
+RESOLVED: list[dict[str, Any]] = [
+    {"properties": {"at": PLACE}, "$defs": {"n": UNUSED}, "definitions": {"m": UNUSED}},
+    {"properties": {"at": {**PLACE, "$defs": {"n": UNUSED}}}},
+    {"properties": {"at": {"$ref": "#/$defs/n"}}, "$defs": {"n": INNER}},
+    {"properties": {"at": {"$ref": "#/$defs/n/$defs/m"}}, "$defs": {"n": INNER}},
+    {"$id": "https://x.y/s", "properties": {"at": {"$ref": "https://x.y/s#/$defs/n"}},
+     "$defs": {"n": PLACE}},
+    {"$id": "https://x.y/s", "properties": {"at": {"anyOf": [{"$ref": "#/$defs/n"}]}},
+     "$defs": {"n": {"$ref": "#/properties/name"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", RESOLVED)
+def test_references_are_resolved_as_json_schema_has_them(
+    schema: dict[str, Any], front: Frontend
+) -> None:
+    """Those of definitions that nothing uses are not; and # is the nearest schema with a URI."""
+    properties = {"name": PLACE, **schema["properties"]}
+    parameters = {"type": "object", **schema, "properties": properties, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    held_to = grammar(front, tools=[tool], tool_choice="required")
+    assert takes(front, held_to, WENT["hermes"])
+    assert not takes(front, held_to, WENT["hermes"].replace("here", "nowhere"))
+
+
+def test_a_schema_that_the_tool_names_by_its_draft_is_let_through(front: Frontend) -> None:
+    tool = referring("http://json-schema.org/draft-07/schema#")
+    held_to = grammar(front, tools=[tool], tool_choice="required")
+    assert takes(front, held_to, written("go", '{"at": {"type": "object"}}'))
+
+
+def test_a_long_chain_of_references_is_followed(front: Frontend) -> None:
+    chain: dict[str, Any] = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(1000)}
+    parameters = {
+        "type": "object", "properties": {"at": {"$ref": "#/$defs/n0"}, "name": PLACE},
+        "$defs": {**chain, "n1000": {"$ref": "#/properties/name"}},
+    }  # fmt: skip
+    moved = anchored(Function("go", parameters))
+    assert moved["$defs"]["n1000"] == {"$ref": "#/$defs/part0"}
+    assert moved["$defs"]["part0"] == PLACE and moved["$defs"]["n0"] == chain["n0"]
+
+
+def test_places_that_are_written_again_are_bounded() -> None:
+    """Each may hold the next ones: together they are as many times longer than the parameters."""
+    properties: dict[str, Any] = {f"p{i}": {} for i in range(200)}
+    nested: dict[str, Any] = {"properties": properties}
+    for _ in range(50):
+        nested = {"properties": {"a": nested}}
+    places = ["#" + "/properties/a" * depth for depth in range(1, 51)]
+
+    def parameters(count: int) -> dict[str, Any]:
+        some = {"anyOf": [{"$ref": place} for place in places[:count]]}
+        return {"properties": {**nested["properties"], "at": some}}
+
+    few = anchored(Function("go", parameters(10)))
+    assert len(few["$defs"]) == 10
+    with pytest.raises(InvalidRequest, match="more than 65536 characters together") as caught:
+        anchored(Function("go", parameters(50)))
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "deepseek_v32"])
+def test_a_grammar_that_grows_too_long_is_refused_as_it_grows(name: str, front: Frontend) -> None:
+    """Forms that write parameters one by one have all definitions beside each."""
+    properties = {f"p{i}": {"type": "integer"} for i in range(100)}
+    parameters = {"properties": properties, "$defs": {"n": {"description": "x" * 60_000}}}
     tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
     use = tool_use(chat(tools=[tool], tool_choice="required"))
-    with pytest.raises(InvalidRequest, match="more than 256 places"):
-        forced_call(use, TOOL_FORMATS["hermes"], front.tokenizer)
+    with pytest.raises(InvalidRequest, match="more than 65536 characters") as caught:
+        forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    assert caught.value.param == "tools"
 
 
 WRITTEN = {
@@ -245,6 +340,18 @@ WRITTEN = {
 }
 
 
+CITY_ALONE = {
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>weather<arg_key>city</arg_key><arg_value>{}</arg_value></tool_call>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">{}</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "gemma4": '<|tool_call>call:weather{{city:<|"|>{}<|"|>}}<tool_call|>',
+}
+
+
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     """What the grammar lets through is heard as the call that it is."""
@@ -261,6 +368,29 @@ def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     assert reader is not None
     (call,) = reader.last(text).calls
     assert call.name == "weather" and json.loads(call.arguments)["days"] == 2
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "string"}])
+@pytest.mark.parametrize("count", [65, 3000])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "deepseek_v32", "gemma4"])
+def test_many_constants_are_enforced_too(
+    name: str, count: int, kind: dict[str, Any], front: Frontend
+) -> None:
+    cities = {**kind, "enum": ["Bern", *(f"v{i}" for i in range(1, count))]}
+    parameters = {"type": "object", "properties": {"city": cities}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required", parallel_tool_calls=False))
+    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+    alone = CITY_ALONE[name]
+    functions = {function.name: function for function in use.functions}
+    for city in (cities["enum"][0], cities["enum"][-1]):
+        text = alone.format(city)
+        assert takes(front, held_to, text)
+        reader = Reading(TOOL_FORMATS[name](functions), most=1, only=True).reader()
+        assert reader is not None
+        assert json.loads(reader.last(text).calls[0].arguments) == {"city": city}
+    for wrong in ("Basel", '"Basel"', f"v{count}"):
+        assert not takes(front, held_to, alone.format(wrong))
 
 
 def test_dsml_can_be_forced_where_its_mark_is_one_token(tmp_path: Path) -> None:
@@ -433,6 +563,28 @@ def test_no_expression_of_a_schema_that_is_too_long_is_compiled(
     with pytest.raises(InvalidRequest, match="must not have more than 65536 characters") as caught:
         grammar(front, **asked)
     assert (caught.value.param, compiled) == (field, [])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"properties": {"pattern": {"type": "string"}}},
+        {"default": {"pattern": "x"}},
+        {"enum": ["pattern"]},
+    ],
+)
+def test_a_parameter_that_is_called_pattern_is_no_expression(
+    place: dict[str, Any], front: Frontend
+) -> None:
+    described = {"type": "string", "description": "x" * 70_000}
+    parameters = {"type": "object", "properties": {"a": described, "b": place}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    assert len(forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)) < 2000
+    described["pattern"] = "x"
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters"):
+        forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)
 
 
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Regex, normalizers
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from protocol.errors import ConfigError, InvalidRequest
@@ -15,6 +17,7 @@ from protocol.pooling import Form, Pooler, PoolingParams
 from protocol.pooling_requests import Pair, RerankRequest, decode_embedding, inputs_of
 from protocol.types import GenerateRequest
 from services.frontend.pooling import inputs as pooling
+from services.frontend.prompts.maker import PromptMaker
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
 
@@ -188,6 +191,50 @@ def test_a_text_that_becomes_few_tokens_is_not_cut(
             assert one.token_ids == plain
     (one,) = texts(front, input=f"{blanks}Hello, how", truncate_prompt_tokens=2)
     assert one.token_ids == front.tokenizer.encode(" Hello, how")[:2]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_little_of_a_long_text_is_tokenized(
+    side: str, front: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what texts have for a token, not by the longest token: vocabularies have some of blanks
+    that have a hundred characters."""
+    text = "Hello, how are you today? " * 4000
+    given: list[int] = []
+    of_text = PromptMaker.of_text
+
+    async def counted(self: PromptMaker, text: str, *args: Any, **options: Any) -> list[int]:
+        given.append(len(text))
+        return await of_text(self, text, *args, **options)
+
+    monkeypatch.setattr(PromptMaker, "of_text", counted)
+    monkeypatch.setattr(front.tokenizer, "longest", 128)
+    whole = front.tokenizer.encode(text)
+    cut = {"truncation_side": side, "add_special_tokens": False}
+    for kept in (1, 20, 200):
+        given.clear()
+        (one,) = texts(front, input=text, truncate_prompt_tokens=kept, **cut)
+        assert one.token_ids == (whole[-kept:] if side == "left" else whole[:kept])
+        assert 0 < sum(given) <= 32 * max(kept, 128)
+
+
+def test_half_of_a_word_that_is_unknown_as_a_whole_is_not_kept(tmp_path: Path) -> None:
+    """WordPiece has one token for a word of more than 100 characters, and more for a part."""
+    path = directory(tmp_path, POOLING)
+    backend = Backend.from_file(str(path / "tokenizer.json"))
+    special = [token.content for token in backend.get_added_tokens_decoder().values()]
+    vocab = {name: i for i, name in enumerate([*special, "[UNK]", "ab", "x", "##x"])}
+    backend.model = WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+    backend.pre_tokenizer = WhitespaceSplit()
+    backend.save(str(path / "tokenizer.json"))
+    front = frontend(path)
+    for words in range(1, 400, 7):
+        text = "ab " * words + "x" * 1000 + " ab" * 1000
+        plain = front.tokenizer.encode(text)
+        assert front.tokenizer.token(plain[words]) == "[UNK]"
+        for kept in (words + 1, words + 20):
+            (one,) = texts(front, input=text, truncate_prompt_tokens=kept)
+            assert one.token_ids == plain[:kept]
 
 
 def test_an_input_may_have_the_whole_length_and_no_more(front: Frontend) -> None:

@@ -197,6 +197,21 @@ def test_what_a_prompt_ends_in_is_no_part_of_the_answer(kind: str) -> None:
     assert half.push(ids_of(tokenizer, "Bern")[0]) == "Bern"
 
 
+@pytest.mark.parametrize("text", ["你" * 10, "é" * 10, "🙂" * 10, "a你é🙂" * 10, "你"])
+@pytest.mark.parametrize("before", range(4))
+def test_an_answer_goes_on_behind_characters_of_several_tokens(text: str, before: int) -> None:
+    """The prompt's end that the decoder is given may begin within one."""
+    tokenizer = sentence_tokenizer("strip")
+    spelled = [f"<0x{byte:02X}>" for byte in ("a" * before + text).encode()]
+    prompt = ids_of(tokenizer, "<s>", *spelled)
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=True, after=prompt)
+    answer = [*ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in "好".encode())),
+              *ids_of(tokenizer, f"{SPACE}Bern")]  # fmt: skip
+    assert "".join(map(detokenizer.push, answer)) == "好 Bern"
+    blank = tokenizer.detokenizer(skip_special_tokens=True, after=prompt)
+    assert blank.push(answer[-1]) == " Bern"
+
+
 def ids_of(tokenizer: Tokenizer, *words: str) -> list[int]:
     return [tokenizer.id(word) or 0 for word in words]
 

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.keys import BlockKeyChain, block_keys, mm_hash, root_key
+from protocol.keys import BlockKeyChain, block_key, block_keys, mm_hash, root_key
 from protocol.kv_events import short_key
 from protocol.types import MMItem
 
@@ -42,6 +42,17 @@ def test_a_changed_token_changes_its_block_and_all_later_ones(
     changed = block_keys(other, 4, ROOT)
     same = [a == b for a, b in zip(keys, changed, strict=True)]
     assert same == [i < place // 4 for i in range(len(keys))]
+
+
+def test_a_block_of_text_is_named_by_its_parent_and_tokens_alone() -> None:
+    """Behind a picture without a grid too, and before one that comes later."""
+    tokens = list(range(24))
+    pictures = [item("a", 4, 4), MMItem("b", "image", 20, 4, (1, 4, 4))]
+    for items in ([], pictures):
+        keys = block_keys(tokens, 4, ROOT, items)
+        for i in (0, 2, 3, 4):
+            parent = keys[i - 1] if i else ROOT
+            assert keys[i] == block_key(parent, tokens[4 * i : 4 * i + 4])
 
 
 def test_pictures_with_equal_placeholders_have_different_blocks() -> None:
