@@ -72,7 +72,11 @@ class MasterPlanner:
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load_of(self._fleet, need, state.avoid)
+        try:
+            return by_load_of(self._fleet, need, state.avoid)
+        except TriptychError:
+            self.over(need.request_id, AttemptEnd(aborted=True))
+            raise
 
     def _check_readers(self, model: str | None) -> None:
         """Raises if no worker of the model reads what this proxy renders, which a master does not

@@ -307,6 +307,20 @@ async def test_a_master_hears_only_of_requests_that_it_may_have_placed() -> None
     assert not planner._at_masters
 
 
+async def test_a_request_for_which_no_worker_is_left_is_over_too() -> None:
+    """The master broke while it was asked, and the proxy finds no worker either."""
+    master = Master([InternalError("broken")])
+    async with placed_by(master, Worker()) as (stack, pipeline):
+        planner = pipeline.planner
+        assert isinstance(planner, MasterPlanner)
+        stack.decode[0].up = False
+        with pytest.raises(NoWorker):
+            await taken(pipeline, asking())
+        assert not planner._at_masters
+        planner._client.heard(planner._client.url)
+        await eventually(lambda: over(master) == ["r"])
+
+
 async def test_a_request_that_breaks_once_it_is_placed_is_over() -> None:
     master = Master()
     async with placed_by(master, Worker()) as (_, pipeline):
