@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -53,15 +54,22 @@ class DescriptorServer:
         except ConfigError:
             os.close(descriptor)
             raise
+        self._ended = os.eventfd(0)
         self._thread = threading.Thread(target=self._serve, name="descriptors", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         while not self._closed:
+            # Not `accept` with a timeout: not every kernel wakes it when its socket is shut down.
+            waiting = select.poll()
+            for readable in (self._listener, self._ended):
+                waiting.register(readable, select.POLLIN)
+            if not waiting.poll(_LOOK_S * 1e3):
+                self._renew()
+                continue
             try:
                 peer, _ = self._listener.accept()
-            except TimeoutError:
-                self._renew()
+            except BlockingIOError:
                 continue
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
@@ -74,7 +82,7 @@ class DescriptorServer:
 
     def _renew(self) -> None:
         """When a user logs out, systemd-logind may remove all that is the user's in /dev/shm."""
-        if self.path.exists():
+        if self._closed or self.path.exists():
             return
         try:
             make_private(self.path.parent, PRIVATE)
@@ -92,11 +100,11 @@ class DescriptorServer:
         self._closed = True
         # The name goes first: a socket that is there and refuses counts as that of a dead process.
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        os.eventfd_write(self._ended, 1)
         self._thread.join()
         self.path.unlink(missing_ok=True)  # it may have been made again meanwhile
         self._listener.close()
+        os.close(self._ended)
         os.close(self._descriptor)
 
 
@@ -108,7 +116,7 @@ def _listen(path: Path) -> socket.socket:
             listener.bind(name)
         temporary.chmod(0o600)
         listener.listen(_BACKLOG)
-        listener.settimeout(_LOOK_S)
+        listener.setblocking(False)
         temporary.rename(path)
     except OSError as error:
         listener.close()
