@@ -106,7 +106,9 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special_tokens: bool, after: Sequence[int] = ()) -> Detokenizer:
         """For tokens that follow those of `after`."""
-        return Detokenizer(self._backend, skip_special_tokens, after)
+        # What a byte-level decoder makes of a token does not depend on those before.
+        before = after if self._bytes is None else ()
+        return Detokenizer(self._backend, skip_special_tokens, before)
 
 
 @contextlib.contextmanager

@@ -9,72 +9,13 @@ from msgspec import UNSET
 
 from protocol.openai_answers import PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
-from services.frontend.parsing.heard import Heard, Said
+from services.frontend.answers.stop_strings import StopScanner
+from services.frontend.parsing.heard import Heard, Part, Said
 from services.frontend.parsing.reading import Reader
-from services.frontend.parsing.source import overlap
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Detokenizer, Tokenizer
 
 _NOTHING = Heard()
-
-
-@dataclass(frozen=True)
-class Scanned:
-    """`text` may be sent. `stop` is the stop string that ends the text, None if it goes on."""
-
-    text: str
-    stop: str | None = None
-
-
-class StopScanner:
-    """Lets text through up to the first stop string, as if it came one character at a time.
-
-    The first stop string to be complete counts, the longest if several end together. Only text that
-    may be the beginning of one is held back.
-    """
-
-    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """`include`: the stop string itself is part of the text."""
-        self._stops = stops
-        self._include = include
-        self._held = ""
-
-    def push(self, text: str, *, armed: bool = True) -> Scanned:
-        """Add text. A stop string counts if its last character is in text that came `armed`."""
-        if not self._stops or not text:
-            return Scanned(text)
-        known = len(self._held)
-        text = self._held + text
-        found = self._first(text, known) if armed else None
-        if found is not None:
-            end, stop = found
-            self._held = ""
-            return Scanned(text[: end if self._include else end - len(stop)], stop)
-        keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
-        return Scanned(text[: len(text) - keep])
-
-    def flush(self) -> str:
-        """What is held back; no more text comes."""
-        text, self._held = self._held, ""
-        return text
-
-    def _first(self, text: str, known: int) -> tuple[int, str] | None:
-        """(end, stop string) of the first one that ends after `known` characters."""
-        best: tuple[int, str] | None = None
-        for stop in self._stops:
-            # From where it could end behind what was held: that part was searched before.
-            start = text.find(stop, max(0, known + 1 - len(stop)))
-            if start < 0:
-                continue
-            end = start + len(stop)
-            if best is None or (end, -len(stop)) < (best[0], -len(best[1])):
-                best = end, stop
-        return best
-
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
-        return max(overlap(text, stop) for stop in self._stops)
 
 
 @dataclass(frozen=True)
@@ -89,7 +30,12 @@ class Gain:
     finish_reason: FinishReason | None = None  # None while the choice goes on
     stop_reason: int | str | None = None  # stop string or token that ended it
     stopped: bool = False  # a stop string ended it and the engine does not know: abort it there
-    heard: Heard = _NOTHING  # the text with the reasoning and calls around it
+    heard: Heard = _NOTHING  # the text with the reasoning and calls around it, if it is read so
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Text, reasoning and pieces of calls, in the order in which the model wrote them."""
+        return self.heard.parts or ((Said(self.text),) if self.text else ())
 
 
 @dataclass
@@ -222,22 +168,20 @@ class OutputAssembler:
         if step.stop is not None:
             finish, reason = "stop", step.stop
         choice.finished = finish is not None
-        heard = self._heard(choice, step.text)
+        heard = None if choice.reader is None else self._heard(choice.reader, choice, step.text)
         return Gain(
             choice.index,
-            heard.text,
+            step.text if heard is None else heard.text,
             step.token_ids,
             logprobs,
             finish,
             reason,
             stopped=step.stop is not None and output.finish_reason is None,
-            heard=heard,
+            heard=heard or _NOTHING,
         )
 
-    def _heard(self, choice: _Choice, text: str) -> Heard:
-        if choice.reader is None:
-            return Heard((Said(text),) if text else ())
-        heard = choice.reader.push(text) if not choice.finished else choice.reader.last(text)
+    def _heard(self, reader: Reader, choice: _Choice, text: str) -> Heard:
+        heard = reader.push(text) if not choice.finished else reader.last(text)
         return heard if self.spec.show_reasoning else heard.without_reasoning()
 
 

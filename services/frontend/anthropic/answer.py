@@ -123,7 +123,7 @@ class MessageAnswer:
         for gain in gains:
             if gain.finish_reason is not None:
                 self._last = gain
-            for part in gain.heard.parts:
+            for part in gain.parts:
                 yield from self._grown_by(part)
 
     def _grown_by(self, part: Part) -> Iterator[Json]:

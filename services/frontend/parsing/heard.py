@@ -47,11 +47,15 @@ class Heard:
 
     @property
     def reasoning(self) -> str:
+        if not self.parts:  # as for each token of most answers
+            return ""
         return "".join(p.text for p in self.parts if isinstance(p, Said) and p.thought)
 
     @property
     def calls(self) -> tuple[CallPiece, ...]:
         """For the client to make."""
+        if not self.parts:
+            return ()
         return tuple(part for part in self.parts if isinstance(part, CallPiece))
 
     def without_reasoning(self) -> Heard:

@@ -70,7 +70,7 @@ class OutputItems:
 
     def add(self, gain: Gain) -> Iterator[Json]:
         """Events that tell what the answer gained."""
-        for part in gain.heard.parts:
+        for part in gain.parts:
             if isinstance(part, CallPiece):
                 yield from self._call(part)
             else:

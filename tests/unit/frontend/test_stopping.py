@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.answers.output import StopScanner
+from services.frontend.answers.stop_strings import StopScanner
 from tests.support.outputs import naive_stop
 
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
