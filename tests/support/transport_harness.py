@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import uuid
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class PeerProcess:
             {**os.environ, "UCX_NET_DEVICES": "lo", **kind.environment},
             (kind.transport, instance_id, directory, read_timeout_s),
         )
+        # Where a test fails before it ends it: one that was stopped would stay for ever.
+        self._unended = weakref.finalize(self, self._process.kill)
         os.close(commands)
         os.close(answers)
         self._lines = os.fdopen(self._answers, "rb", buffering=0)
@@ -110,6 +113,7 @@ class PeerProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
+        self._unended.detach()
         self._process.kill()
         self._process.wait()
         self._leave()
@@ -123,7 +127,9 @@ class PeerProcess:
         """Let it end by itself; its exit status, which is not 0 if it had to be killed."""
         self._leave()
         try:
-            return self._process.wait(timeout=30)
+            status = self._process.wait(timeout=30)
+            self._unended.detach()
+            return status
         except subprocess.TimeoutExpired:
             self.kill()
             return -1
