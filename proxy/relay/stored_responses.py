@@ -75,7 +75,7 @@ class StoredResponses:
 
 def previous_of(fields: Mapping[str, Any]) -> str:
     """The response that a request goes on from, "" if none. `InvalidRequest` if it is no string:
-    what a worker would make of it, nobody here could judge."""
+    a proxy cannot know whose response another value would name at a worker."""
     given = fields.get(_PREVIOUS)
     if given is not None and not isinstance(given, str):
         raise InvalidRequest(f"{_PREVIOUS} must be a string", param=_PREVIOUS, code="invalid_type")

@@ -6,6 +6,15 @@ from typing import Any
 from protocol.types import RequestOutput
 from services.frontend.tokenizer import Tokenizer
 
+TEXT_AMONG_CALLS = """I look.
+<tool_call>
+{"name": "f", "arguments": {"n": 1}}
+</tool_call>
+Again.
+<tool_call>
+{"name": "f", "arguments": {"n": 2}}
+</tool_call>"""
+
 
 def outputs(tokenizer: Tokenizer, text: str, finish: Any, each: int = 1) -> list[RequestOutput]:
     """`each`: tokens of an output."""

@@ -114,7 +114,7 @@ class Pool(WorkerRows):
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
         self.requests[row] = max(here, len(kept))
-        # It tells neither, so charges that nobody will report as ended would count for good.
+        # It tells neither, so charges whose end is never reported would count for good.
         self.queued_tokens[row] = sum(c.tokens for c in kept if not c.computed)
         self.context_tokens[row] = sum(c.context for c in kept)
         if not here and not kept:
@@ -228,8 +228,8 @@ class Pool(WorkerRows):
 
     def prompt_computed(self, charge: Charge, now_ms: float, *, ended: bool) -> None:
         """The prompt of a request has been computed, which goes on to decode there, or has `ended`
-        by now. So have been those that were placed there before it, as nobody may tell: engines
-        take prompts in their order, but for those that wait for embeddings."""
+        by now. So have those placed there before it, whose reports may never come: engines take
+        prompts in their order, but for those that wait for embeddings."""
         if not charge.live or charge.computed:
             return
         row, cells = charge.row, self.cells

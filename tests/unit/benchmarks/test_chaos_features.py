@@ -61,7 +61,7 @@ def test_adapters_are_of_layers_that_the_model_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--features", "clips,nonsense"),
+        ("--features", "clips,unknown"),
         ("--features", "embeddings"),
         ("--topology", "e+p"),
         ("--features", "sounds"),

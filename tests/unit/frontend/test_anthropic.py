@@ -18,7 +18,7 @@ from services.frontend.parsing.json_call import Hermes
 from services.frontend.parsing.reading import Reading, Thinking
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
-from tests.support.answer_steps import outputs, steps
+from tests.support.answer_steps import TEXT_AMONG_CALLS, outputs, steps
 from tests.support.frontend_helpers import write_model
 
 Json = dict[str, Any]
@@ -134,10 +134,7 @@ def test_a_whole_message(tokenizer: Tokenizer) -> None:
 def test_blocks_stand_in_the_order_in_which_the_model_said_them(
     each: int, tokenizer: Tokenizer
 ) -> None:
-    calls = [
-        f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2)
-    ]
-    said = outputs(tokenizer, f"I look.\n{calls[0]}\nAgain.\n{calls[1]}", "stop", each)
+    said = outputs(tokenizer, TEXT_AMONG_CALLS, "stop", each)
     message = asyncio.run(MessageAnswer("msg_1", "m").whole(answering(tokenizer), steps(said)))
     shown = [(block.get("text", "").strip(), block.get("input")) for block in message["content"]]
     assert shown == [("I look.", None), ("", {"n": 1}), ("Again.", None), ("", {"n": 2})]

@@ -19,7 +19,7 @@ from services.frontend.responses.chats import as_of_response, chat_of_response
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from services.http.response_store import ResponseStore
-from tests.support.answer_steps import outputs, steps
+from tests.support.answer_steps import TEXT_AMONG_CALLS, outputs, steps
 from tests.support.frontend_helpers import write_model
 
 Json = dict[str, Any]
@@ -199,10 +199,7 @@ def test_a_whole_response(tokenizer: Tokenizer) -> None:
 def test_items_stand_in_the_order_in_which_the_model_said_them(
     each: int, tokenizer: Tokenizer
 ) -> None:
-    calls = [
-        f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2)
-    ]
-    said = outputs(tokenizer, f"I look.\n{calls[0]}\nAgain.\n{calls[1]}", "stop", each)
+    said = outputs(tokenizer, TEXT_AMONG_CALLS, "stop", each)
     answer = ResponseAnswer(asked(), "resp_1", "m")
     response = asyncio.run(answer.whole(answering(tokenizer), steps(said)))
     told = [

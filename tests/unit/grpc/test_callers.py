@@ -1,7 +1,7 @@
 """Who asks over gRPC is who asks over HTTP: by key and address."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -71,6 +71,18 @@ def behind(server: Server) -> Behind:
     return Behind(server.service(), lambda model: True, Access())
 
 
+async def asked_over_both(
+    protocol: str, method: str, data: bytes, front: Frontend, headers: Iterable[dict[str, str]]
+) -> Server:
+    """A server that was asked over HTTP and then over gRPC with each of these headers."""
+    server = Server(front)
+    async with asking(server) as (ask, _), door(protocol, 0, PLACE, lambda: behind(server)) as port:
+        for given in headers:
+            assert (await ask(TEXT, {"prompt": "Hi", "max_tokens": 1}, **given))[0] == 200
+            assert await told(port, method, data, **given)
+    return server
+
+
 KEYS: tuple[dict[str, str], ...] = (
     {}, {"authorization": "Bearer a"}, {"authorization": "Bearer b"}, {"x_api_key": "a"},
 )  # fmt: skip
@@ -80,26 +92,19 @@ KEYS: tuple[dict[str, str], ...] = (
 async def test_a_key_is_one_tenant_over_both(
     protocol: str, method: str, message: Message, front: Frontend
 ) -> None:
-    server = Server(front)
-    async with asking(server) as (ask, _), door(protocol, 0, PLACE, lambda: behind(server)) as port:
-        for key in KEYS:
-            assert (await ask(TEXT, {"prompt": "Hi", "max_tokens": 1}, **key))[0] == 200
-            assert await told(port, method, message(front, ""), **key)
+    server = await asked_over_both(protocol, method, message(front, ""), front, KEYS)
     over_http, over_grpc = server.tenants[::2], server.tenants[1::2]
     assert over_grpc == over_http
-    nobody, first, second, spelled = over_http
-    assert nobody == "" != first != second and spelled == first
+    without_key, first, second, spelled = over_http
+    assert without_key == "" != first != second and spelled == first
 
 
 @pytest.mark.parametrize(("protocol", "method", "message"), PROTOCOLS)
 async def test_a_conversation_is_named_as_over_http(
     protocol: str, method: str, message: Message, front: Frontend
 ) -> None:
-    server = Server(front)
-    async with asking(server) as (ask, _), door(protocol, 0, PLACE, lambda: behind(server)) as port:
-        for named in ({}, {"x_session_id": "talk"}, {"x_session_id": "s" * 300}):
-            assert (await ask(TEXT, {"prompt": "Hi", "max_tokens": 1}, **named))[0] == 200
-            assert await told(port, method, message(front, ""), **named)
+    named: tuple[dict[str, str], ...] = ({}, {"x_session_id": "talk"}, {"x_session_id": "s" * 300})
+    server = await asked_over_both(protocol, method, message(front, ""), front, named)
     assert server.sessions[1::2] == server.sessions[::2] == ["", "talk", "s" * 256]
 
 
