@@ -2,7 +2,7 @@
 
 from services.engine.scheduling.chunks import StepSizes, amounts_of, work_of
 from services.engine.scheduling.limits import Limits
-from tests.unit.engine.test_scheduler import Case
+from tests.support.scheduler_cases import Case
 
 
 def news(case: Case, steps: int) -> list[bool]:

@@ -6,56 +6,30 @@ from typing import Any
 
 import pytest
 import tokenizers
-from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
-from services.frontend.grammars import json_schema
-from services.frontend.grammars.json_schema import check_grammar
-from services.frontend.grammars.references import anchored
 from services.frontend.grammars.requested import forced_call
-from services.frontend.parsing.base import Function
 from services.frontend.parsing.reading import TOOL_FORMATS, Reading
 from services.frontend.render import Frontend
 from services.frontend.tool_use import tool_use
-from tests.support.chat_templates import TEMPLATES
 from tests.support.frontend_helpers import chat, frontend, render, render_prompts, user, write_model
+from tests.support.grammars import (
+    HALT,
+    SCHEMA,
+    WEATHER,
+    front_with_tools,
+    grammar,
+    of_schema,
+    takes,
+    written,
+)
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
 GOOD, SPACED = '{"city":"Bern","days":2}', '{ "city": "Bern",\n "days": 2 }'
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-HALT = {"type": "function", "function": {"name": "halt"}}
 
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Frontend:
-    model = write_model("qwen3", tmp_path_factory.mktemp("model"))
-    (model / "chat_template.jinja").write_text(TEMPLATES["qwen3_tools"])
-    return frontend(model)
-
-
-def grammar(front: Frontend, **fields: Any) -> str:
-    return render(front, user("x"), **fields).generate.sampling.grammar
-
-
-def takes(front: Frontend, held_to: str, text: str) -> bool:
-    """Whether a text is a whole output."""
-    tokenizer = LLTokenizer(
-        front.tokenizer.serialized(),
-        n_vocab=front.info.vocab_size,
-        eos_token=list(front.info.eos_token_ids),
-    )
-    matcher = LLMatcher(tokenizer, held_to)
-    assert not matcher.is_error(), matcher.get_error()
-    return matcher.consume_tokens(front.tokenizer.encode(text)) and matcher.is_accepting()
-
-
-def of_schema(**fields: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"schema": SCHEMA, **fields}}
+    return front_with_tools(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(
@@ -124,10 +98,6 @@ def test_what_is_no_chat_needs_no_template(tmp_path: Path) -> None:
     assert rendered.generate.sampling.grammar
 
 
-def written(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
 def test_a_call_can_be_asked_for(front: Frontend) -> None:
     both = {"tools": [WEATHER, HALT]}
     weather, halt = written("weather", GOOD), written("halt", "{}")
@@ -141,172 +111,6 @@ def test_a_call_can_be_asked_for(front: Frontend) -> None:
     one = grammar(front, **both, tool_choice=named)
     assert takes(front, one, weather) and not takes(front, one, halt)
     assert not takes(front, one, f"{weather}\n{weather}")
-
-
-def test_arguments_may_refer_to_definitions(front: Frontend) -> None:
-    defined = {
-        "type": "object",
-        "properties": {"at": {"$ref": "#/$defs/place"}},
-        "required": ["at"],
-        "$defs": {"place": {"enum": ["here", "there"]}},
-    }
-    tool = {"type": "function", "function": {"name": "go", "parameters": defined}}
-    held_to = grammar(front, tools=[tool], tool_choice="required")
-    assert takes(front, held_to, written("go", '{"at": "here"}'))
-    assert not takes(front, held_to, written("go", '{"at": "nowhere"}'))
-
-
-PLACE = {"enum": ["here", "there"]}
-
-
-def referring(reference: Any) -> dict[str, Any]:
-    """A function whose argument `at` is what `reference` says."""
-    properties = {"name": PLACE, "a b": PLACE, "at": {"$ref": reference}}
-    parameters = {
-        "type": "object", "properties": properties, "required": ["at"], "$defs": {"part0": PLACE},
-        "definitions": {"place": PLACE},
-    }  # fmt: skip
-    return {"type": "function", "function": {"name": "go", "parameters": parameters}}
-
-
-WENT = {
-    "hermes": written("go", '{"at": "here"}'),
-    "qwen3_coder": '<tool_call>\n<function=go>\n<parameter=at>\n"here"\n</parameter>\n</function>'
-    "\n</tool_call>",
-    "gemma4": '<|tool_call>call:go{at:<|"|>here<|"|>}<tool_call|>',
-}
-
-
-@pytest.mark.parametrize("name", WENT)
-@pytest.mark.parametrize(
-    "reference",
-    ["#/$defs/part0", "#/definitions/place", "#/properties/name", "#/properties/a%20b"],
-)
-def test_arguments_may_refer_to_any_part_of_the_parameters(
-    name: str, reference: str, front: Frontend
-) -> None:
-    use = tool_use(chat(tools=[referring(reference)], tool_choice="required"))
-    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
-    assert takes(front, held_to, WENT[name])
-    assert not takes(front, held_to, WENT[name].replace("here", "nowhere"))
-
-
-def test_arguments_may_refer_to_all_of_them(front: Frontend) -> None:
-    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
-    tool = {"type": "function", "function": {"name": "go", "parameters": node}}
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    held_to = forced_call(use, TOOL_FORMATS["hermes"], front.tokenizer)
-    assert takes(front, held_to, written("go", '{"next": {"next": {}}}'))
-    assert not takes(front, held_to, written("go", '{"next": {"name": "go"}}'))
-
-
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-@pytest.mark.parametrize("reference", ["#/properties/nothing", "#/$defs/none", 5])
-def test_a_reference_to_nothing_is_refused_by_its_name(
-    name: str, reference: Any, front: Frontend
-) -> None:
-    use = tool_use(chat(tools=[referring(reference)], tool_choice="required"))
-    with pytest.raises(InvalidRequest, match="parameters of go refer to") as caught:
-        forced_call(use, TOOL_FORMATS[name], front.tokenizer)
-    assert caught.value.param == "tools" and repr(reference) in caught.value.message
-
-
-@pytest.mark.parametrize("reference", ["http://x/y", "other.json#/a", "#none"])
-def test_a_reference_of_another_kind_to_nothing_is_refused_too(
-    reference: str, front: Frontend
-) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        grammar(front, tools=[referring(reference)], tool_choice="required")
-    assert caught.value.param == "tool_choice" and reference.strip("#") in caught.value.message
-
-
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
-@pytest.mark.parametrize("reference", ["#node", "https://x.y/place", "place"])
-def test_arguments_may_refer_to_anchors_and_identifiers(
-    name: str, reference: str, front: Frontend
-) -> None:
-    tool = referring(reference)
-    key = "$anchor" if reference == "#node" else "$id"
-    tool["function"]["parameters"]["$defs"]["n"] = {key: reference.strip("#"), **PLACE}
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
-    assert takes(front, held_to, WENT[name])
-    assert not takes(front, held_to, WENT[name].replace("here", "nowhere"))
-
-
-UNUSED = {"$ref": "#/components/schemas/Place"}
-INNER = {"$id": "https://x.y/n", "$ref": "#/$defs/m", "$defs": {"m": PLACE}}
-RESOLVED: list[dict[str, Any]] = [
-    {"properties": {"at": PLACE}, "$defs": {"n": UNUSED}, "definitions": {"m": UNUSED}},
-    {"properties": {"at": {**PLACE, "$defs": {"n": UNUSED}}}},
-    {"properties": {"at": {"$ref": "#/$defs/n"}}, "$defs": {"n": INNER}},
-    {"properties": {"at": {"$ref": "#/$defs/n/$defs/m"}}, "$defs": {"n": INNER}},
-    {"$id": "https://x.y/s", "properties": {"at": {"$ref": "https://x.y/s#/$defs/n"}},
-     "$defs": {"n": PLACE}},
-    {"$id": "https://x.y/s", "properties": {"at": {"anyOf": [{"$ref": "#/$defs/n"}]}},
-     "$defs": {"n": {"$ref": "#/properties/name"}}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("schema", RESOLVED)
-def test_references_are_resolved_as_json_schema_has_them(
-    schema: dict[str, Any], front: Frontend
-) -> None:
-    """Those of definitions that nothing uses are not; and # is the nearest schema with a URI."""
-    properties = {"name": PLACE, **schema["properties"]}
-    parameters = {"type": "object", **schema, "properties": properties, "required": ["at"]}
-    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
-    held_to = grammar(front, tools=[tool], tool_choice="required")
-    assert takes(front, held_to, WENT["hermes"])
-    assert not takes(front, held_to, WENT["hermes"].replace("here", "nowhere"))
-
-
-def test_a_schema_that_the_tool_names_by_its_draft_is_let_through(front: Frontend) -> None:
-    tool = referring("http://json-schema.org/draft-07/schema#")
-    held_to = grammar(front, tools=[tool], tool_choice="required")
-    assert takes(front, held_to, written("go", '{"at": {"type": "object"}}'))
-
-
-def test_a_long_chain_of_references_is_followed(front: Frontend) -> None:
-    chain: dict[str, Any] = {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(1000)}
-    parameters = {
-        "type": "object", "properties": {"at": {"$ref": "#/$defs/n0"}, "name": PLACE},
-        "$defs": {**chain, "n1000": {"$ref": "#/properties/name"}},
-    }  # fmt: skip
-    moved = anchored(Function("go", parameters))
-    assert moved["$defs"]["n1000"] == {"$ref": "#/$defs/part0"}
-    assert moved["$defs"]["part0"] == PLACE and moved["$defs"]["n0"] == chain["n0"]
-
-
-def test_places_that_are_written_again_are_bounded() -> None:
-    """Each may hold the next ones: together they are as many times longer than the parameters."""
-    properties: dict[str, Any] = {f"p{i}": {} for i in range(200)}
-    nested: dict[str, Any] = {"properties": properties}
-    for _ in range(50):
-        nested = {"properties": {"a": nested}}
-    places = ["#" + "/properties/a" * depth for depth in range(1, 51)]
-
-    def parameters(count: int) -> dict[str, Any]:
-        some = {"anyOf": [{"$ref": place} for place in places[:count]]}
-        return {"properties": {**nested["properties"], "at": some}}
-
-    few = anchored(Function("go", parameters(10)))
-    assert len(few["$defs"]) == 10
-    with pytest.raises(InvalidRequest, match="more than 65536 characters together") as caught:
-        anchored(Function("go", parameters(50)))
-    assert caught.value.param == "tools"
-
-
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "deepseek_v32"])
-def test_a_grammar_that_grows_too_long_is_refused_as_it_grows(name: str, front: Frontend) -> None:
-    """Forms that write parameters one by one have all definitions beside each."""
-    properties = {f"p{i}": {"type": "integer"} for i in range(100)}
-    parameters = {"properties": properties, "$defs": {"n": {"description": "x" * 60_000}}}
-    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    with pytest.raises(InvalidRequest, match="more than 65536 characters") as caught:
-        forced_call(use, TOOL_FORMATS[name], front.tokenizer)
-    assert caught.value.param == "tools"
 
 
 WRITTEN = {
@@ -338,8 +142,6 @@ WRITTEN = {
     "openai": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
     '{"city": "Bern", "days": 2}',
 }
-
-
 CITY_ALONE = {
     "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n"
     "</function>\n</tool_call>",
@@ -408,67 +210,6 @@ def test_dsml_can_be_forced_where_its_mark_is_one_token(tmp_path: Path) -> None:
         assert not takes(front, held_to, text[:-2])
 
 
-def test_gemmas_arguments_follow_references_and_alternatives(front: Frontend) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "at": {"$ref": "#/$defs/place"},
-            "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-            "kind": {"const": "go"},
-            "next": {"$ref": "#/$defs/node"},
-        },
-        "required": ["at", "n", "kind"],
-        "$defs": {
-            "place": {"enum": ["here", "there"]},
-            "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}},
-        },
-    }
-    tool = {"type": "function", "function": {"name": "go", "parameters": schema}}
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    held_to = forced_call(use, TOOL_FORMATS["gemma4"], front.tokenizer)
-
-    def go(at: str, n: str, rest: str = "") -> str:
-        return f'<|tool_call>call:go{{at:<|"|>{at}<|"|>,n:{n},kind:<|"|>go<|"|>{rest}}}<tool_call|>'
-
-    assert takes(front, held_to, go("here", "5")) and takes(front, held_to, go("there", "null"))
-    assert takes(front, held_to, go("here", "5", ',next:{next:<|"|>x<|"|>}'))
-    for wrong in (go("nowhere", "5"), go("here", "x"), go("here", '<|"|>x<|"|>')):
-        assert not takes(front, held_to, wrong)
-
-
-DEEP: dict[str, Any] = {"type": "object"}
-for _ in range(400):
-    DEEP = {"type": "object", "properties": {"x": DEEP}}
-ODD: list[dict[str, Any]] = [
-    {"properties": 5},
-    {"type": "object", "properties": {"a": True, "b": {"type": ["string", "null"]}}},
-    {"type": "object", "properties": {"a": {"enum": 5}}, "required": 5},
-    {"type": "object", "properties": {"a": {"type": "array", "items": [1]}}, "required": [{}]},
-    {"type": "object", "properties": {"a": {"type": {}}, 'b"\n>': {"const": None}}},
-    {"$ref": "#/$defs/a", "$defs": 5},
-    {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/n0"}},
-        "$defs": {  # 2^60 values, if every reference were followed each time
-            f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}, {"$ref": f"#/$defs/n{i + 1}"}]}
-            for i in range(60)
-        },
-    },
-    DEEP,
-]
-
-
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-def test_an_odd_schema_is_written_or_refused(name: str, front: Frontend) -> None:
-    for schema in ODD:
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        use = tool_use(chat(tools=[tool], tool_choice="required"))
-        try:
-            check_grammar(forced_call(use, TOOL_FORMATS[name], front.tokenizer), "tools", "tools")
-        except InvalidRequest as error:
-            assert error.param == "tools"
-
-
 def test_reasoning_comes_before_what_is_held_to_a_form(tmp_path: Path) -> None:
     """Where the prompt opens it; and the head of a message, where every message has one."""
     model = write_model("qwen3", tmp_path)
@@ -484,107 +225,6 @@ def test_reasoning_comes_before_what_is_held_to_a_form(tmp_path: Path) -> None:
         assert not takes(front, held_to, GOOD) and not takes(front, held_to, opening + "{}")
         reader = rendered.output.reading.reader()
         assert reader is not None and reader.last(opening + GOOD).text == GOOD
-
-
-PYDANTIC = {
-    "type": "object",
-    "properties": {
-        "secret": {"type": "string", "format": "password", "writeOnly": True},
-        "file": {"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]},
-        "format": {"$ref": "#/$defs/Kind"},
-        "price": {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-        "pet": {
-            "discriminator": {"propertyName": "kind"},
-            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
-        },
-    },
-    "required": ["secret", "file", "format", "price", "pet"],
-    "additionalProperties": False,
-    "$defs": {
-        "Kind": {"enum": ["a", "b"], "title": "Kind", "type": "string"},
-        "Cat": {"type": "object", "properties": {"kind": {"const": "cat"}}},
-        "Dog": {"type": "object", "properties": {"kind": {"const": "dog"}}},
-    },
-}
-
-
-def test_what_pydantic_writes_is_held_to(front: Frontend) -> None:
-    held_to = grammar(front, response_format=of_schema(schema=PYDANTIC, strict=True))
-    good = {"secret": "x", "file": "/a", "format": "a", "price": "1.50", "pet": {"kind": "cat"}}
-    assert takes(front, held_to, json.dumps(good))
-    for wrong in ({"format": "c"}, {"price": "x"}, {"price": "."}, {"file": 5}):
-        assert not takes(front, held_to, json.dumps({**good, **wrong}))
-    assert not takes(front, held_to, json.dumps({**good, "pet": {"kind": "x"}}))
-
-
-UNENFORCED: dict[str, dict[str, Any]] = {
-    "uniqueItems": {"type": "array", "uniqueItems": True},
-    "contains": {"type": "array", "contains": {"type": "integer"}},
-    "not": {"type": "string", "not": {"const": "a"}},
-    "if": {"type": "string", "if": {}, "then": {}},
-    "look-ahead": {"type": "string", "pattern": "^(?!a)b$"},
-}
-
-
-@pytest.mark.parametrize("keyword", UNENFORCED)
-def test_what_cannot_be_enforced_is_ignored_unless_it_is_to_be_strict(
-    keyword: str, front: Frontend
-) -> None:
-    schema = {"type": "object", "properties": {"x": UNENFORCED[keyword]}, "required": ["x"]}
-    tool: dict[str, Any] = {"name": "f", "parameters": schema}
-    forced = {"tool_choice": "required", "tools": [{"type": "function", "function": tool}]}
-    assert grammar(front, response_format=of_schema(schema=schema))
-    assert grammar(front, **forced)
-    tool["strict"] = True
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"response_format": of_schema(schema=schema, strict=True)}, "response_format"),
-        ({"guided_json": schema}, "guided_json"),
-        (forced, "tools"),
-    ]
-    for fields, param in refused:
-        with pytest.raises(InvalidRequest, match=keyword) as caught:
-            grammar(front, **fields)
-        assert caught.value.param == param
-
-
-@pytest.mark.parametrize("field", ["response_format", "tools"])
-def test_no_expression_of_a_schema_that_is_too_long_is_compiled(
-    field: str, front: Frontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[str] = []
-    monkeypatch.setattr(json_schema, "_is_enforced", compiled.append)
-    properties = {f"p{i}": {"type": "string", "pattern": "^(?!a)b$"} for i in range(3000)}
-    schema = {"type": "object", "properties": properties}
-    functions = [{"name": "f", "parameters": schema}, {"name": "g", "parameters": SCHEMA}]
-    tools = [{"type": "function", "function": function} for function in functions]
-    asked: dict[str, Any] = {"tool_choice": "required", "tools": tools}
-    if field == "response_format":
-        asked = {"response_format": of_schema(schema=schema)}
-    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters") as caught:
-        grammar(front, **asked)
-    assert (caught.value.param, compiled) == (field, [])
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        {"properties": {"pattern": {"type": "string"}}},
-        {"default": {"pattern": "x"}},
-        {"enum": ["pattern"]},
-    ],
-)
-def test_a_parameter_that_is_called_pattern_is_no_expression(
-    place: dict[str, Any], front: Frontend
-) -> None:
-    described = {"type": "string", "description": "x" * 70_000}
-    parameters = {"type": "object", "properties": {"a": described, "b": place}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    assert len(forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)) < 2000
-    described["pattern"] = "x"
-    use = tool_use(chat(tools=[tool], tool_choice="required"))
-    with pytest.raises(InvalidRequest, match="must not have more than 65536 characters"):
-        forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)
 
 
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:
