@@ -19,6 +19,16 @@ from tests.support.links import Side
 HIDDEN = 128
 
 
+def written(pair: Pair) -> None:
+    """Wait until the thread that writes files has ended what prefill asked it for, so that a
+    failure is known to the step that follows."""
+    transport = pair.prefill.kv._node.transport  # type: ignore[union-attr]
+    deadline = time.monotonic() + DEADLINE_S
+    while transport.check_integrity():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_disk_that_fails_in_the_middle_of_prefill(
     model_dir: ModelDir, tmp_path: Path, ahead: bool
@@ -33,7 +43,9 @@ def test_a_disk_that_fails_in_the_middle_of_prefill(
     pair.step("prefill")
     folders = list((tmp_path / "kv").glob(".regions-*/kv"))
     away = [path.rename(path.with_name("away")) for path in folders]
-    pair.until(lambda: pair.finished("prefill") == 1)
+    while pair.finished("prefill") == 0:
+        pair.step("prefill")
+        written(pair)
     for path, folder in zip(away, folders, strict=True):
         path.rename(folder)
     (output,) = pair.outputs["prefill"]
