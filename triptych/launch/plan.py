@@ -144,7 +144,9 @@ def proxy(
         "--master-url", config.master_url, *lists, *_ending(config, _PROXY_DRAINS_S),
     )  # fmt: skip
     command = python("proxy", *flags, "--fd", str(socket), *shlex.split(config.proxy_flags))
-    environment = {"ADMIN_API_KEY": admin_key}
+    # A stack on one machine has a core to spare for these lines; a variable or a flag ends them.
+    lines = os.environ.get("TRIPTYCH_LOG_REQUESTS", "true")
+    environment = {"ADMIN_API_KEY": admin_key, "TRIPTYCH_LOG_REQUESTS": lines}
     return Service(
         "proxy", command, address(config), environment, sockets=(socket,) if socket else ()
     )

@@ -108,6 +108,7 @@ def test_every_command_and_variable_is_taken(changes: dict[str, Any], tmp_path: 
         taken = resolve(config, container["args"], environment(container))
         (port,) = container["ports"]
         assert taken.port == port["containerPort"]
+        assert component != "proxy" or taken.log_requests
         grace = taken.drain_delay + taken.shutdown_timeout + 10
         assert pod["spec"]["terminationGracePeriodSeconds"] == grace
         if component != "master":

@@ -29,6 +29,7 @@ def test_every_command_and_variable_is_taken(profile: str) -> None:
         config = CONFIGS.get(each.command[1], WorkerConfig)
         taken = resolve(config, each.command[2:], each.environment)
         assert str(taken.port) == each.port
+        assert each.name != "proxy" or taken.log_requests
     workers = sorted(each.command[1] for each in ours if each.command[1] not in CONFIGS)
     assert workers == ROLES[profile]
 

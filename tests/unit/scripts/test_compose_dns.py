@@ -33,6 +33,7 @@ def test_the_proxys_names_are_those_of_services_and_their_ports() -> None:
     services = found()
     names = {name.role: (name.host, name.port) for name in names_of(taken(services["proxy"]))}
     assert names == {role: (role, taken(services[role]).port) for role in ROLES}
+    assert taken(services["proxy"]).log_requests
 
 
 @pytest.mark.parametrize("role", ROLES)

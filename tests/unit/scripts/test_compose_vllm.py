@@ -33,6 +33,7 @@ def test_our_commands_and_variables_are_taken() -> None:
         each = found()[name]
         assert each.command[:2] == ("triptych", name)
         taken = resolve(config, each.command[2:], each.environment)
+        assert name != "proxy" or taken.log_requests
         if name == "list":
             assert taken.workers == "/workers.json" and taken.admin_api_key == "change-me"
             assert f"./vllm/{LISTED.name}:{taken.workers}:ro" in each.whole["volumes"]

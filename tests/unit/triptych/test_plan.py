@@ -1,10 +1,13 @@
 """Which processes a stack consists of."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.settings import resolve
+from proxy.config import ProxyConfig
 from tests.conftest import ModelDir
 from tests.support.tiny_models import AUDIO_FAMILY, TEXT_FAMILIES, VISION_FAMILIES
 from triptych.launch.options import ServeConfig
@@ -61,6 +64,24 @@ def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> No
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in decode] == ["4", "6", "4"]
     assert {value(service, "--dtype") for service in decode} == {"float32"}
     assert value(proxy(config, parts, "admin"), "--decode-servers-urls") == ",".join(urls)
+
+
+@pytest.mark.parametrize(
+    ("set_to", "flags", "written"),
+    [("", "", True), ("false", "", False), ("", "--no-log-requests", False)],
+)
+def test_the_proxy_writes_a_line_for_each_request_unless_told_not_to(
+    set_to: str, flags: str, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if set_to:
+        monkeypatch.setenv("TRIPTYCH_LOG_REQUESTS", set_to)
+    config = ServeConfig(proxy_flags=flags)
+    service = proxy(config, roles(config, media=True), "admin")
+    arguments = service.command[service.command.index("proxy") + 1 :]
+    assert (
+        resolve(ProxyConfig, arguments, {**os.environ, **service.environment}).log_requests
+        is written
+    )
 
 
 def test_another_variable_may_give_workers_their_devices() -> None:
