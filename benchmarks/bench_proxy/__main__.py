@@ -150,16 +150,21 @@ def master_rows(
 
 
 def watched_rows(fleet: servers.Workers, core: int, quick: bool) -> list[Row]:
-    """What log lines, traces and scraped metrics take of a relayed text's CPU time."""
-    text = scenarios()[0]
+    """What log lines, traces and scraped metrics take of the CPU time of relayed requests: of a
+    text, the least that there is, and of one with a picture."""
+    rows: list[Row] = []
+    for scenario in scenarios():
+        if scenario.name not in ("text JSON", "one picture"):
+            continue
+        print(f"{scenario.name}, watched", file=sys.stderr)
 
-    def micros(server: servers.Server) -> float:
-        return _under_load(text, server, fleet, 1.0).cpu_us
+        def micros(server: servers.Server, asked: Scenario = scenario) -> float:
+            return _under_load(asked, server, fleet, 1.0).cpu_us
 
-    print("watched", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        turns = 3 if quick else 15
-        return watching.rows(text.name, fleet, core, Path(folder), turns, micros)
+        with tempfile.TemporaryDirectory() as folder:
+            turns = 3 if quick else 15
+            rows += watching.rows(scenario.name, fleet, core, Path(folder), turns, micros)
+    return rows
 
 
 def token_rows(model: Path, seconds: float) -> list[Row]:
