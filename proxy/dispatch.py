@@ -145,11 +145,13 @@ class Dispatch:
             try:
                 with tries.record.during("place"):
                     return await place()
+            except WorkerUnknown as error:
+                # News of the worker are on their way: this takes time, and none of the attempts.
+                tries.waiting_since = tries.waiting_since or time.monotonic()
+                tries.excused = error
+                await self.again(tries, error, "request")
             except (Unavailable, RateLimited) as error:
-                if isinstance(error, WorkerUnknown):
-                    await self.again(tries, error, "request")
-                else:
-                    await self._wait_for_worker(tries, error)
+                await self._wait_for_worker(tries, error)
 
     async def again(self, tries: Tries, error: TriptychError, stage: str) -> None:
         """The pause before another attempt; raises `error` if there is to be none."""

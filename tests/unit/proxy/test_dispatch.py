@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import InvalidRequest, NotServing, TriptychError, Unavailable, UpstreamError
 from proxy.dispatch import Dispatch, Retrying
-from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
@@ -216,6 +216,34 @@ async def test_a_new_request_is_refused_at_once_if_nobody_is_there() -> None:
     site.workers[0].up = False
     with pytest.raises(NoWorker):
         await site.run()
+
+
+def unknown() -> WorkerUnknown:
+    return WorkerUnknown("it has just come", retry_after_s=1.0)
+
+
+async def test_a_place_at_a_worker_that_is_not_known_yet_takes_time_and_no_attempts() -> None:
+    site = Site(1, failover_s=10.0)
+    unheard = [unknown() for _ in range(5)]
+
+    async def place() -> str:
+        if unheard:
+            raise unheard.pop()
+        return "there"
+
+    assert await site.dispatch.placed(site.tries, place) == "there"
+    site.fails[0] = [broken] * 3
+    assert await site.run() == "done", "it has all its attempts left"
+
+
+async def test_a_worker_that_stays_unknown_is_not_waited_for_for_ever() -> None:
+    site = Site(1, failover_s=0.05)
+
+    async def place() -> str:
+        raise unknown()
+
+    with pytest.raises(WorkerUnknown):
+        await site.dispatch.placed(site.tries, place)
 
 
 async def test_no_retries_means_none() -> None:
