@@ -147,8 +147,7 @@ class Dispatch:
                     return await place()
             except WorkerUnknown as error:
                 # News of the worker are on their way: this takes time, and none of the attempts.
-                tries.waiting_since = tries.waiting_since or time.monotonic()
-                tries.excused = error
+                tries.excuse(error)
                 await self.again(tries, error, "request")
             except (Unavailable, RateLimited) as error:
                 await self._wait_for_worker(tries, error)
@@ -185,8 +184,7 @@ class Dispatch:
         owed = tries.begun or tries.waiting_since is not None
         if not owed or tries.waited_s(now) >= self._retrying.failover_s:
             raise error
-        # Looked at again and again: a worker may be chosen again without an event that says so, as
-        # when its breaker's cooldown is over.
+        # Looked at again and again: no event says that a breaker's cooldown is over.
         tries.waiting_since = tries.waiting_since or now
         await asyncio.sleep(min(_LOOK_S, tries.left_s))
 

@@ -66,6 +66,11 @@ class Tries:
         """Seconds since it was first left without a worker, 0 if it was not."""
         return 0.0 if self.waiting_since is None else now - self.waiting_since
 
+    def excuse(self, error: TriptychError) -> None:
+        """The failure does not count; from now on it waits for a worker, if it did not before."""
+        self.excused = error
+        self.waiting_since = self.waiting_since or time.monotonic()
+
     @property
     def begun(self) -> bool:
         """Whether its client has had any of the answer."""
