@@ -49,7 +49,7 @@ class Checks:
         self._complaints: list[str] = []
 
     def run(self) -> None:
-        for check in (self.cache_hits, self.keys, self.attack, self.keyboard, self.docs):
+        for check in (self.cache_hits, self.late, self.keys, self.attack, self.keyboard, self.docs):
             check()
             assert self._complaints == [], "the browser complains"
             print(f"ok: {check.__name__.replace('_', ' ')}", flush=True)
@@ -96,6 +96,22 @@ class Checks:
         self.ask(page, "What color is the background?", 2)
         expect(page.locator("#summary .hits")).to_contain_text("came from the cache")
         expect(page.locator("#prompt .picture.cached").first).to_be_visible()
+        page.context.close()
+
+    def late(self) -> None:
+        """A look at the stages that is not answered in time is followed by others."""
+        page = self.page()
+        looks: list[Route] = []
+
+        def held(route: Route) -> None:
+            looks.append(route)
+            if len(looks) > 1:
+                route.continue_()
+
+        page.route("**/page/stages*", held)
+        page.goto(self._url)
+        self.ask(page, "What is in this image?", 2)
+        assert len(looks) > 1
         page.context.close()
 
     def keys(self) -> None:

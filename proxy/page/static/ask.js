@@ -9,6 +9,7 @@ import { many, ms } from "./words.js";
 
 const LOOK_MS = 70;
 const LAST_LOOKS = 12;
+const LOST_LOOKS = 4; // in a row, after which the stages are given up
 const KEPT = 6;
 
 export class Ask {
@@ -168,14 +169,19 @@ class Follow {
   async look() {
     // The answer's last bytes come before the proxy has noted its end: a few looks more, and no
     // more, as a request that was stopped, or never came, may not end here at all.
+    let lost = 0;
     for (let left = LAST_LOOKS; left > 0; left -= this.closing ? 1 : 0) {
       await new Promise((done) => setTimeout(done, LOOK_MS));
       try {
         const { request } = await getJson(this.path, clientHeaders(), 3000);
         this.view = request ?? this.view; // it may not have come yet
         this.seen = performance.now();
-      } catch {
-        return; // the answer goes on without its stages
+        lost = 0;
+      } catch (error) {
+        // A busy proxy may be late now and then. After a refusal, which has a status, the answer
+        // goes on without its stages.
+        lost += 1;
+        if (error.status || lost === LOST_LOOKS) return;
       }
       if (this.view && !this.view.running) return;
     }
