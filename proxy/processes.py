@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 logger = logging.getLogger(__name__)
 BAD_CONFIGURATION = 2
+_ENDED_EARLY = 128 + signal.SIGTERM  # as shells tell of a process that SIGTERM has ended
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before a process that died is started again; doubled
 _LASTING_S = 60.0  # a process that has lived so long is started again after the shortest pause
@@ -45,7 +46,8 @@ class Processes:
     count: int
     end_s: float
     _places: list[_Place] = field(init=False)
-    _code: int = field(init=False, default=0)
+    _code: int = field(init=False, default=0)  # why they are ended
+    _end_codes: list[int] = field(init=False, default_factory=list)
     _end_by: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Processes:
             while True:
                 self._start_due()
                 if not self._alive() and self._end_by:
-                    return self._code
+                    return self._status()
                 # Blocked signals stay pending: none that came before this is missed.
                 told = signal.sigtimedwait(_WATCHED, self._wait_s())
                 if told is not None and told.si_signo != signal.SIGCHLD:
@@ -73,6 +75,14 @@ class Processes:
             for end in self._pipe:
                 os.close(end)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _status(self) -> int:
+        """As of one process: 143 if none served when it was told to end, 1 for another signal."""
+        told = [code for code in self._end_codes if code != -signal.SIGTERM]
+        failed = self._code or next((code for code in told if code), 0)
+        if told or failed or not self._end_codes:
+            return 1 if failed < 0 else failed
+        return _ENDED_EARLY
 
     def _alive(self) -> bool:
         return any(place.pid for place in self._places)
@@ -135,7 +145,7 @@ class Processes:
 
     def _ended(self, place: _Place, code: int) -> None:
         if self._end_by:
-            self._code = self._code or (1 if code < 0 else code)
+            self._end_codes.append(code)
             return
         if code == BAD_CONFIGURATION and not place.again:  # it would be the same again
             self._code = code

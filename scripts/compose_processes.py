@@ -26,7 +26,7 @@ VLLM_FILE = FILE.with_name("compose.vllm.yaml")
 DNS_FILE = FILE.with_name("compose.dns.yaml")
 PROFILES = ("1e1p1d", "2e1p1d", "e-pd")
 DNS = "dns"
-_VARIABLE = re.compile(r"\$\{(\w+)(?::([-+])([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([-+?])([^}]*))?\}")
 _READY_S, _STOP_S = 300.0, 40.0
 _FOLLOW_S = 6.0  # in which the proxy hears of all workers, from the master or at its next look-up
 _FIRST_PORT = 8001
@@ -73,10 +73,13 @@ def containers(profile: str, environ: Mapping[str, str], file: Path = FILE) -> l
 
 
 def _replacement(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """As compose has it: `:-` says what stands for no value, `:+` what stands for any."""
+    """As compose has it: `:-` says what stands for no value, `:+` what stands for any. `ValueError`
+    with the words after `:?` if there is no value."""
     value, other = variables.get(found[1], ""), found[3] or ""
     if found[2] == "+":
         return other if value else ""
+    if found[2] == "?" and not value:
+        raise ValueError(f"{found[1]}: {other}")
     return value or other
 
 

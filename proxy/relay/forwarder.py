@@ -13,6 +13,7 @@ from proxy.gateway import Gateway
 from proxy.placement.own_view import by_load
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.relay.lacking import LackingWorkers, NoRoute, WorkerLacksRoute, lacks_route
+from proxy.relay.passed_answers import check_passed, checked_events
 from proxy.relay.passed_request import PassedRequest
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
@@ -117,7 +118,10 @@ class Forwarder:
         )
         async with opened as answer:
             if answer.head.status == 200 and answer.head.is_stream:
-                async with contextlib.aclosing(answer.events()) as pieces:
+                pieces = answer.events()
+                if request.route.computes:
+                    pieces = checked_events(instance.url, pieces)
+                async with contextlib.aclosing(pieces):
                     async for events in pieces:
                         yield answer.head._replace(body=events)
                 return
@@ -130,4 +134,5 @@ class Forwarder:
             raise WorkerLacksRoute(f"{instance.url} has no {request.route.name}")
         if not 200 <= whole.status < 300:
             raise Refused(instance.url, whole)
-        return whole
+        # A stored response that once failed is no failure of the request for it.
+        return check_passed(instance.url, whole) if request.route.computes else whole

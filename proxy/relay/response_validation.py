@@ -139,11 +139,12 @@ def going_on(url: str, sink: Callable[[bytes], None]) -> Callable[[bytes], None]
     return feed
 
 
-def refused_within(url: str, error: Any) -> Refused:
-    """What a worker says by this `error` in an answer that began as a good one."""
+def refused_within(url: str, error: Any, otherwise: int = 500) -> Refused:
+    """What a worker says by this `error` in an answer that began as a good one. `otherwise`: the
+    status of an error without one."""
     said = error if isinstance(error, dict) else {"message": str(error)[:_LONGEST_WORDS]}
     code = said.get("code")
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    status = code if isinstance(code, int) and 400 <= code < 600 else otherwise
     return Refused(url, Answer(status, b"application/json", msgspec.json.encode({"error": said})))
 
 

@@ -46,14 +46,16 @@ class _Item:
 
     @property
     def key(self) -> str:
-        return _key(self.mm_hash, self.plan)
+        return _key(self.item, self.plan)
 
 
-def _key(mm_hash: str, plan: Plan) -> str:
+def _key(item: MMItem, plan: Plan) -> str:
     """Of an item's flight, and of its encoder."""
-    # Neither is shared by workers that cannot read from one encoder, nor by models, which have
-    # encoders of their own also where their weights are the same.
-    return " ".join(filter(None, (mm_hash, plan.reader, plan.model)))
+    # The size too: a caller may name pictures of several sizes alike. Neither is shared by workers
+    # that cannot read from one encoder, nor by models, which have encoders of their own also where
+    # their weights are the same.
+    size = "x".join(map(str, (item.length, *item.grid)))
+    return " ".join(filter(None, (item.mm_hash, size, plan.reader, plan.model)))
 
 
 @dataclass
@@ -134,7 +136,7 @@ class EncodeStage:
         encoder that has not answered meanwhile is passed over until it is probed again; requests
         that wait for it go on waiting."""
         for item in items:
-            key = _key(item.mm_hash, plan)
+            key = _key(item, plan)
             self._known.pop(key, None)
             flight = self._flights.forget(key)
             if flight is not None and flight.worker is not None:
@@ -144,16 +146,14 @@ class EncodeStage:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
         places = {
-            item.mm_hash: self._first(item.mm_hash, plan)
-            for item in items
-            if item.mm_hash not in plan.held
+            item.mm_hash: self._first(item, plan) for item in items if item.mm_hash not in plan.held
         }
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    def _first(self, mm_hash: str, plan: Plan) -> Instance | None:
+    def _first(self, item: MMItem, plan: Plan) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
-        key, place = _key(mm_hash, plan), plan.encoders.get(mm_hash)
+        key, place = _key(item, plan), plan.encoders.get(item.mm_hash)
         flight, fleet = self._flights.get(key), self.dispatch.fleet
         if flight is not None and flight.worker is not None:
             return flight.worker
@@ -163,7 +163,7 @@ class EncodeStage:
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:
-            return fleet.by_content(mm_hash, (), plan.model, plan.reader)
+            return fleet.by_content(item.mm_hash, (), plan.model, plan.reader)
         except NoWorker:
             return None
 
@@ -196,7 +196,7 @@ class EncodeStage:
             raise
 
     def _next(self, item: _Item, tries: Tries) -> Instance:
-        first = None if tries.avoid else self._first(item.mm_hash, item.plan)
+        first = None if tries.avoid else self._first(item.item, item.plan)
         return first or another_encoder(self.dispatch.fleet, item.mm_hash, item.plan, tries)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:

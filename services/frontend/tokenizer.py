@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from services.frontend.model_info import ModelInfo
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 16  # tokens of a prompt's end, by which its answer is decoded
+_IN_CHARACTER = 3  # bytes of a character before its last one, each a token of its own
 
 
 class Tokenizer:
@@ -36,6 +38,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
         self.special = frozenset(token.content for token in added.values() if token.special)
+        self._skipped = frozenset(index for index, token in added.items() if token.special)
         self.longest = max(map(len, backend.get_vocab()), default=1)
         self._bytes = _byte_alphabet() if _is_byte_level(backend) else None
 
@@ -108,6 +111,10 @@ class Tokenizer:
         """For tokens that follow those of `after`."""
         # What a byte-level decoder makes of a token does not depend on those before.
         before = after if self._bytes is None else ()
+        if skip_special_tokens:
+            # A prompt may end in any number of these, such as a picture's placeholders.
+            told = (token for token in reversed(before) if token not in self._skipped)
+            before = [*islice(told, CONTEXT + _IN_CHARACTER)][::-1]
         return Detokenizer(self._backend, skip_special_tokens, before)
 
 
@@ -141,9 +148,8 @@ class Detokenizer:
 
     def _end_of(self, token_ids: Sequence[int]) -> list[int]:
         """The last tokens, [] if they end within a character: its rest is no text of an answer."""
-        # Byte fallback breaks a run of bytes as a whole if it begins within a character, of which
-        # up to 3 bytes are before.
-        for more in range(4):
+        # Byte fallback breaks a run of bytes as a whole if it begins within a character.
+        for more in range(_IN_CHARACTER + 1):
             end = list(token_ids[-CONTEXT - more :])
             if not self._decode(end).endswith(BROKEN):
                 return end

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _KEPT = 64
 _MOST_WAITING = 256
 _MAX_STATES = 50_000  # of a lexer, 1 to 2 kB each
+_LONGEST = 300  # characters of what llguidance says: it may repeat the whole grammar
 
 
 class GrammarConstraint:
@@ -55,7 +56,7 @@ class GrammarConstraint:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         # The library does not raise: a grammar that did not compile shows here, too.
         if matcher.is_error() or not bits.any():
-            why = matcher.get_error() or "the grammar allows no further token"
+            why = matcher.get_error()[:_LONGEST] or "the grammar allows no further token"
             raise InvalidRequest(f"grammar: {why}", param="grammar")
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
 

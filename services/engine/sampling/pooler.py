@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from protocol.errors import InternalError
 from protocol.pooling import Pooler, PoolingParams
 from services.engine.scheduling.request import Request
-from services.engine.scheduling.seams import Sampled
+from services.engine.scheduling.seams import NotFinite, Sampled
 
 
 class VectorPooler:
@@ -75,6 +74,6 @@ def taken_score_head(model: Any, pooler: Pooler) -> torch.nn.Linear | None:
 
 def _finite(request: Request, vector: torch.Tensor) -> Sampled:
     if not bool(torch.isfinite(vector).all()):
-        error = InternalError("the model's answer to this input is not a finite number")
+        error = NotFinite("the model's answer to this input is not a finite number")
         return Sampled(request, [], failure=error)
     return Sampled(request, [], pooled=vector.to(torch.float32).contiguous().numpy().tobytes())

@@ -12,13 +12,12 @@ from itertools import islice
 
 import torch
 
-from protocol.errors import InternalError
 from services.engine.sampling.adjust import Adjustments
 from services.engine.sampling.draw import draw
 from services.engine.sampling.logprobs import logprobs
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.request import Request
-from services.engine.scheduling.seams import Sampled
+from services.engine.scheduling.seams import NotFinite, Sampled
 
 _MASK = (1 << 64) - 1
 _NO_TOKEN = -1  # of a row whose logits are not finite
@@ -73,8 +72,8 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
     return logits.amax(dim=-1).isfinite()  # NaN is the largest
 
 
-def _not_finite() -> InternalError:
-    return InternalError("the model's logits for this request are not finite numbers")
+def _not_finite() -> NotFinite:
+    return NotFinite("the model's logits for this request are not finite numbers")
 
 
 def _wanted(requests: Sequence[Request]) -> dict[int, int]:

@@ -134,6 +134,20 @@ class BlockManager:
             if self._idle is not None:
                 self._idle.add(block, key)
 
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """What these name is not used again; owned blocks stay owned."""
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                continue
+            self._forget(key)
+            if self._key_of.pop(block, None) is None:
+                del self._cached[block]
+                self._blank.append(block)
+            # Also of one in use: it may have been idle when its copy to a tier began.
+            if self._idle is not None:
+                self._idle.evicted(block)
+
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; owned blocks stay owned."""
         for key in list(self._block_of):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from protocol.errors import InvalidRequest
+from protocol.types import EncodeItem
+
 
 @dataclass
 class Waiter:
@@ -20,6 +23,7 @@ class Job:
     """One picture, however many requests wait for it. There are no `tokens` to be made if it has
     been encoded."""
 
+    item: EncodeItem | None = None  # that is to be encoded
     tokens: int = 0
     arrived: float = 0.0  # when its first request came, by the engine's clock
     waiters: list[Waiter] = field(default_factory=list)
@@ -43,6 +47,18 @@ class EncodeJobs:
 
     def names(self) -> list[str]:
         return list(self._jobs)
+
+    def mismatch(self, item: EncodeItem) -> InvalidRequest | None:
+        """Why a request cannot wait for the job that has the item's name: one of them does not name
+        its picture by content, and would get the embeddings of another one."""
+        job = self._jobs.get(item.mm_hash)
+        first = item if job is None or job.item is None else job.item
+        for name in ("length", "grid"):
+            given, wanted = getattr(item, name), getattr(first, name)
+            if given != wanted:
+                text = f"{name}: {given}, but {wanted} in another request for {item.mm_hash}"
+                return InvalidRequest(text, param="items")
+        return None
 
     def wait(self, mm_hash: str, waiter: Waiter) -> bool:
         """One more waits for a job; False if there is none."""

@@ -100,17 +100,18 @@ class EncodeQueue:
         return ["wait for room"] if mm_hash in self._unstored else ["queue"]
 
     def _add_item(self, item: EncodeItem, waiter: Waiter) -> EncodeOutput | None:
-        request_id = waiter.request_id
         self.queries += 1
         self.received_bytes += len(item.data or b"")
+        if (error := self._jobs.mismatch(item)) is not None:
+            return _failed(waiter, item.mm_hash, error)
         if self._jobs.wait(item.mm_hash, waiter):
             return None
         params = self._store.find(item.mm_hash, waiter.holder)
         if params is not None:
             self.hits += 1
-            return EncodeOutput(request_id, item.mm_hash, params, cached=True)
+            return EncodeOutput(waiter.request_id, item.mm_hash, params, cached=True)
         if item.mm_hash not in self._unstored and item.data is None:
-            return EncodeOutput(request_id, item.mm_hash, missing=True)
+            return EncodeOutput(waiter.request_id, item.mm_hash, missing=True)
         job = self._job(item)
         job.waiters.append(waiter)
         self._jobs.add(item.mm_hash, job)
@@ -121,7 +122,7 @@ class EncodeQueue:
             self.hits += 1
             return Job()
         self._pictures.add(item)
-        return Job(item.length, self._clock())
+        return Job(item, item.length, self._clock())
 
     def _prepare(self) -> None:
         self._pictures.advance(self._store.wanted if self._unstored else None)
@@ -236,9 +237,7 @@ class EncodeQueue:
         late, dropped = self._jobs.expire(self._clock())
         for mm_hash in dropped:
             self._pictures.discard(mm_hash)
-        error = DeadlineExceeded(
-            "the deadline of the request passed before the picture was encoded"
-        )
+        error = DeadlineExceeded("the request's deadline passed before the picture was encoded")
         return [_failed(waiter, mm_hash, error) for mm_hash, waiter in late]
 
     def close(self) -> None:

@@ -73,8 +73,7 @@ class GenerateCore:
     def admit(self, source: GenerateRequest) -> None:
         """Queue a request; `InvalidRequest` or `Unavailable` if it is refused."""
         if source.request_id in self._live:
-            name = source.request_id
-            raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
+            raise InvalidRequest(f"request id '{source.request_id}' is in use", param="request_id")
         request = self._checks.request(source)
         ref = remote_kv(source)
         if request.scores_prompt:
@@ -216,6 +215,7 @@ class GenerateCore:
         return outputs
 
     def _fail(self, request: Request, error: TriptychError) -> RequestOutput:
+        self.tiers.failed(request, error)  # before its blocks are given back
         self._drop(request)
         return failure(request.source.request_id, request.index, error)
 

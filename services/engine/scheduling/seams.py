@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from connectors.base import Tensors
 from connectors.kv.base import Fence
 from connectors.meter import TransferStats
-from protocol.errors import TransferError, TriptychError
+from protocol.errors import InternalError, TransferError, TriptychError
 from protocol.registry import Rates
 from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, SamplingParams
 from services.engine.scheduling.chunks import Chunk, Work
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
+
+
+class NotFinite(InternalError):
+    """A model's answer is not finite numbers: KV that it came from is not used again."""
 
 
 @dataclass(frozen=True, slots=True)

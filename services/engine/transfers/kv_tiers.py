@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Sequence
 
 from connectors.tiers.base import TierStore
+from protocol.errors import TriptychError
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Clock, Meter
+from services.engine.scheduling.seams import Clock, Meter, NotFinite
 from services.engine.transfers.tier_offloads import Tier, TierOffloads
 from services.engine.transfers.tier_onboards import TierOnboards
 from services.engine.transfers.tier_shelf import TierShelf
@@ -85,6 +86,14 @@ class KVTiers:
     def forget(self, request: Request) -> None:
         """A request is gone."""
         self._onboards.forget(request)
+
+    def failed(self, request: Request, error: TriptychError) -> None:
+        """Where a request's KV gave no finite numbers, the pool and all tiers forget it, the prefix
+        that it found there included: which of its blocks is broken is not known."""
+        if isinstance(error, NotFinite):
+            keys = request.keys.extend(request.tokens)
+            self._scheduler.blocks.forget(keys)
+            self._offloads.forget(keys)
 
     def clear(self) -> None:
         """Forget every block, as the pool does when its prefix cache is reset."""

@@ -182,6 +182,15 @@ class TierOffloads:
             count, tier.store.name, _PAUSE_S,
         )  # fmt: skip
 
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """No tier holds these any more, nor gets them from a copy that is under way."""
+        for number, level in enumerate(self._levels):
+            for key in keys:
+                level.waiting.pop(key, None)
+            if level.batch is not None and not set(keys).isdisjoint(level.batch.keys):
+                level.batch.valid = False
+            self.remove(number, keys)
+
     def clear(self) -> None:
         """Every tier forgets what it holds, and what is on its way there does not count."""
         for level in self._levels:

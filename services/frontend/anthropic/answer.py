@@ -49,6 +49,11 @@ def message_error(error: TriptychError) -> Json:
     return {"type": "error", "error": form}
 
 
+def status_of_error(kind: str) -> int | None:
+    """The status that stands for a type of Anthropic's errors, None if it is another word."""
+    return next((status for status, named in _ERRORS.items() if named == kind), None)
+
+
 @dataclass
 class _Block:
     kind: str

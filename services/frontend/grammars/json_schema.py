@@ -37,6 +37,7 @@ _FORMATS = frozenset(
         "unknown",
     ]
 )
+_LONGEST = 300  # characters of what llguidance says: it may repeat the whole schema
 _IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _IN_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _ALONE = (
@@ -163,6 +164,11 @@ def _explained(message: str) -> str:
     """What llguidance says of a grammar, with what a client can do about it."""
     said, found, keys = message.strip().partition("Unimplemented keys: ")
     if not found:
-        return message.strip()
+        return _bounded(said)
     names = ", ".join(word.strip(' "') for word in keys.strip().strip("[]").split(","))
-    return f"{said}this cannot be enforced: {names}; it is ignored where `strict` is not set"
+    hint = "; it is ignored where `strict` is not set"
+    return _bounded(f"{said}this cannot be enforced: {names}") + hint
+
+
+def _bounded(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST - 1]}…"

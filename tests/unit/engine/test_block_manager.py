@@ -60,6 +60,14 @@ class Model(RuleBasedStateMachine):
             index = data.draw(st.integers(0, len(self.owners) - 1))
             self.manager.release(self.owners.pop(index))
 
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        if self.names:
+            names = data.draw(st.lists(st.integers(0, self.names - 1), max_size=4))
+            keys = [name.to_bytes(4, "big") for name in names]
+            self.manager.forget(keys)
+            assert not any(self.manager.match([key]) for key in keys)
+
     @rule()
     def reset(self) -> None:
         self.manager.reset_prefix_cache()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -216,6 +217,21 @@ def test_a_step_that_raises_answers_those_that_it_had_ended_too(
     told = tight.queue.fail_all(InternalError("the engine failed"))
     assert sorted(output.request_id for output in told) == ["e1-r", "e2-r", "late"]
     assert len(tight.queue) == 0
+
+
+@pytest.mark.parametrize(("field", "other"), [("length", 3), ("grid", (1, 2, 6))])
+def test_a_picture_of_the_same_name_and_another_size_is_refused(
+    tight: Case, field: str, other: Any
+) -> None:
+    """It would get the embeddings of the first."""
+    tight.add(0)
+    renamed = msgspec.structs.replace(tight.items[0], **{field: other})
+    assert getattr(tight.items[0], field) != other
+    (refused,) = tight.queue.add(EncodeRequest("other", [renamed], holder="o"))
+    assert refused.error is not None and refused.error.status == 400
+    assert refused.error.message.startswith(f"{field}: ")
+    assert tight.queue.add(EncodeRequest("same", [tight.items[0]], holder="s")) == []
+    assert tight.answered() == [0, 0]
 
 
 def test_only_the_last_names_are_remembered() -> None:

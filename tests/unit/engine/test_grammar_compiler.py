@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest, Unavailable
 from services.engine.loaded_model import ModelAdmission
@@ -101,3 +101,13 @@ def test_the_last_grammars_are_kept(model_dir: ModelDir) -> None:
     assert constraints[0].allowed([]).any(), "who holds one may go on with it"
     assert grammars.constraint("") is None
     grammars.close()
+
+
+def test_what_the_compiler_says_is_cut_short() -> None:
+    """It repeats the line of the grammar that it cannot compile."""
+    compiled: Future[LLMatcher] = Future()
+    grammar = LLMatcher.grammar_from_lark("start: " + '"a" ' * 500 + "nosuch")
+    compiled.set_result(LLMatcher(LLTokenizer("byte"), grammar, log_level=0))
+    with pytest.raises(InvalidRequest, match="nosuch") as caught:
+        GrammarConstraint(compiled, 257).allowed([])
+    assert len(caught.value.message) <= len("grammar: ") + 300

@@ -1,13 +1,11 @@
 """Sampling: reproducible anywhere, and shaped by its parameters."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.model.positions import text_positions
@@ -17,7 +15,6 @@ from services.engine.scheduling.request import Request
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
 from tests.support.engines import engine, request_of, run
-from tests.support.tiny_models import build
 
 VOCABULARY = 12
 
@@ -188,27 +185,3 @@ def test_a_row_behind_a_wrong_guess_fails_nothing(draft: tuple[int, ...], *, fai
     (one,) = checked([Chunk(asked, 1, 1, (asked,), draft=draft)], sampled)
     assert (one.failure is not None) == fails
     assert one.token_ids == [11]
-
-
-def test_an_engine_ends_a_request_whose_logits_are_not_finite(
-    model_dir: ModelDir, tmp_path: Path
-) -> None:
-    path = model_dir("llama")
-    good, encode = request_of(path, asking(LONG), "good", max_tokens=5, ignore_eos=True)
-    expected = run(engine(path), [(good, encode)])
-    unused = min(set(range(4, 200)) - {*good.token_ids, *expected["good", 0]})
-    broken = build("llama", tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.embed_tokens.weight"][unused] = NAN
-    save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    worker = engine(broken)
-    bad = GenerateRequest("bad", [*good.token_ids[:20], unused], good.sampling)
-    assert worker.add(good) == worker.add(bad) == []
-    outputs = [output for _ in range(5) for output in worker.step()[0]]
-    (failed,) = [output for output in outputs if output.request_id == "bad"]
-    assert failed.error is not None and "not finite" in failed.error.message
-    assert failed.token_ids == []
-    told = [token for output in outputs if output is not failed for token in output.token_ids]
-    assert told == expected["good", 0]
-    assert worker.check_integrity() == []
-    worker.close()

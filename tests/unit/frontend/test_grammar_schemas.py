@@ -165,3 +165,10 @@ def test_a_parameter_that_is_called_pattern_is_no_expression(
     use = tool_use(chat(tools=[tool], tool_choice="required"))
     with pytest.raises(InvalidRequest, match="must not have more than 65536 characters"):
         forced_call(use, TOOL_FORMATS["qwen3_coder"], front.tokenizer)
+
+
+def test_an_error_does_not_repeat_the_whole_grammar() -> None:
+    schema = {"type": "object", "properties": 5, "description": "y" * 5000}
+    with pytest.raises(InvalidRequest, match="properties must be an object") as caught:
+        check_grammar(f"start: %json {json.dumps(schema)}", "tools", "tools")
+    assert len(caught.value.message) <= len("tools: ") + 300

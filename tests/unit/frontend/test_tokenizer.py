@@ -181,6 +181,15 @@ def test_an_answer_goes_on_where_its_prompt_ends(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "strip"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_answer_goes_on_behind_many_special_tokens(kind: str, skip: bool) -> None:
+    tokenizer = sentence_tokenizer(kind)
+    prompt = ids_of(tokenizer, f"{SPACE}Bern", *["<s>"] * 40)
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, after=prompt)
+    assert detokenizer.push(ids_of(tokenizer, f"{SPACE}Bern")[0]) == " Bern"
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "strip"])
 def test_what_a_prompt_ends_in_is_no_part_of_the_answer(kind: str) -> None:
     """Half a character, special tokens, tokens that the vocabulary does not have."""
     tokenizer, dice = sentence_tokenizer(kind), random.Random(0)

@@ -77,13 +77,15 @@ class Workers:
             await runner.cleanup()
 
 
-def asking(request_id: str, mm_hash: str) -> GenerateRequest:
-    item = MMItem(mm_hash, "image", 0, 1)
+def asking(request_id: str, mm_hash: str, grid: tuple[int, ...] = ()) -> GenerateRequest:
+    item = MMItem(mm_hash, "image", 0, 1, grid)
     return GenerateRequest(request_id, [5], SamplingParams(max_tokens=1), [item])
 
 
-async def tokens(pipeline: Pipeline, request_id: str, mm_hash: str = "a" * 64) -> list[int]:
-    steps = pipeline.run(asking(request_id, mm_hash), {mm_hash: b"picture"})
+async def tokens(
+    pipeline: Pipeline, request_id: str, mm_hash: str = "a" * 64, grid: tuple[int, ...] = ()
+) -> list[int]:
+    steps = pipeline.run(asking(request_id, mm_hash, grid), {mm_hash: b"picture"})
     return [token async for outputs in steps for out in outputs for token in out.token_ids]
 
 
@@ -146,6 +148,25 @@ def test_requests_that_share_a_picture_send_it_once_and_ask_each_for_itself() ->
     run(work)
 
 
+def test_pictures_of_one_name_and_two_sizes_are_not_shared() -> None:
+    """The encoder says whether it has the same for both."""
+
+    async def work() -> None:
+        workers = Workers()
+        async with workers.pipeline() as pipeline:
+            grids = [(1, 2, 6), (1, 6, 2)]
+            names = zip(("1", "2"), grids, strict=True)
+            clients = [tokens(pipeline, name, grid=grid) for name, grid in names]
+            assert await asyncio.gather(*clients) == [[7]] * 2
+            await eventually(lambda: len(workers.asked) == 2)
+            workers.encoded.set()
+            await eventually(lambda: not pipeline.stages.encode_stage.busy)
+            assert sorted(item.grid for item in workers.asked) == grids
+            assert [item.data for item in workers.asked] == [b"picture"] * 2
+
+    run(work)
+
+
 def test_a_shared_picture_is_encoded_as_long_as_one_request_waits_for_it() -> None:
     async def work() -> None:
         workers = Workers()
@@ -154,8 +175,7 @@ def test_a_shared_picture_is_encoded_as_long_as_one_request_waits_for_it() -> No
             encoding = pipeline.stages.encode_stage
             first = asyncio.create_task(tokens(pipeline, "1"))
             await eventually(lambda: len(workers.asked) == 1)
-            flight = encoding._flights.get("a" * 64)
-            assert flight is not None
+            (flight,) = encoding._flights._flights.values()
             others = [asyncio.create_task(tokens(pipeline, name)) for name in ("2", "3")]
             await eventually(lambda: flight.waiters == 3)
             for client in (first, others[0]):

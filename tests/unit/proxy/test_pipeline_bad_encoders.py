@@ -63,7 +63,7 @@ async def never(body: bytes) -> bytes:
 
 async def too_late(body: bytes) -> bytes:
     wanted = decode_encode(body)
-    late = DeadlineExceeded("the deadline of the request passed before the picture was encoded")
+    late = DeadlineExceeded("the request's deadline passed before the picture was encoded")
     name = wanted.items[0].mm_hash
     output = EncodeOutput(wanted.request_id, name, error=error_info(late))
     return msgspec.json.encode(EncodeAnswer([output]))

@@ -1,4 +1,8 @@
-"""Which processes of a proxy are started again."""
+"""Which processes of a proxy are started again, and with which status all of them end."""
+
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -15,3 +19,41 @@ def test_a_configuration_that_was_good_once_is_tried_again(
         processes._ended(place, code)
     assert (processes._end_by > 0, processes._code) == (ends, BAD_CONFIGURATION if ends else 0)
     assert ("exit status 2" in caplog.text) is not ends
+
+
+SCRIPT = """
+import signal, sys
+from proxy.processes import Processes
+
+def work(number, parent):
+    status = sys.argv[1 + number]
+    if status != "loading":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("begun", flush=True)
+    if status == "loading":
+        signal.pause()
+    signal.sigwait({signal.SIGTERM})
+    return int(status)
+
+sys.exit(Processes(work, 2, 60.0).run())
+"""
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (("loading", "loading"), 143),
+        (("0", "loading"), 0),
+        (("loading", "0"), 0),
+        (("0", "0"), 0),
+        (("3", "loading"), 3),
+    ],
+)
+def test_the_status_is_that_of_one_process(statuses: tuple[str, ...], expected: int) -> None:
+    """`loading`: one that has no handler yet. The others end with that status, as they serve."""
+    command = [sys.executable, "-c", SCRIPT, *statuses]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in statuses] == ["begun\n"] * 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == expected

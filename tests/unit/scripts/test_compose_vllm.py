@@ -4,6 +4,8 @@ the master is told of the workers that there are."""
 import json
 from typing import Any
 
+import pytest
+
 from protocol.settings import resolve
 from proxy.config import ProxyConfig
 from scripts.compose_processes import VLLM_FILE, containers
@@ -20,7 +22,7 @@ LISTED = VLLM_FILE.parent / "vllm" / "workers.json"
 
 
 def found() -> dict[str, Any]:
-    return {each.name: each for each in containers("", {}, VLLM_FILE)}
+    return {each.name: each for each in containers("", {"ADMIN_API_KEY": "secret"}, VLLM_FILE)}
 
 
 def vllm_flags(name: str) -> dict[str, str]:
@@ -35,8 +37,14 @@ def test_our_commands_and_variables_are_taken() -> None:
         taken = resolve(config, each.command[2:], each.environment)
         assert name != "proxy" or taken.log_requests
         if name == "list":
-            assert taken.workers == "/workers.json" and taken.admin_api_key == "change-me"
+            assert taken.workers == "/workers.json" and taken.admin_api_key == "secret"
             assert f"./vllm/{LISTED.name}:{taken.workers}:ro" in each.whole["volumes"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"ADMIN_API_KEY": ""}])
+def test_an_admin_key_must_be_given(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="ADMIN_API_KEY: set it"):
+        containers("", environ, VLLM_FILE)
 
 
 def test_workers_have_the_flags_of_triptych_serve() -> None:
