@@ -26,7 +26,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_lookup_min: _Tokens = 2  # last tokens that must have stood together before
     prompt_lookup_max: _Tokens = 4  # last tokens that are looked for
     # requests of a step beyond which none are guessed for: checking takes time that they need
-    disable_by_batch_size: Annotated[int, Meta(ge=1, le=65536)] = 8
+    disable_by_batch_size: Annotated[int, Meta(ge=1, le=65536)] = 64
+    # guess less, or nothing, where the steps that were measured say that it does not pay
+    adaptive: bool = True
     model: str = ""  # folder of the draft model, with the tokenizer of the large one
 
 

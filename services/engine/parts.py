@@ -17,7 +17,7 @@ from connectors.kv.base import KVConnector
 from protocol.refs import KVLayout
 from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements, pool_dtype
 from services.engine.config import EngineConfig
-from services.engine.drafting.drafters import draft_language_model, drafter_of
+from services.engine.drafting.drafters import draft_budget_of, draft_language_model, drafter_of
 from services.engine.kv_memory import kv_compatibility, pool_size, profiled, tier_stores
 from services.engine.loaded_model import ModelAdmission, language_model_of, prepared, runner_of
 from services.engine.model.adapters import Adapters
@@ -198,20 +198,18 @@ def _scheduler(
         log=shared.log,
         idle=idle,
     )
-    guesses = config.speculation
+    one_step = not recorded or config.speculation is not None
     limits = Limits(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         model.bidirectional_media,
         config.max_prefill_beside_decode,
-        decode_steps=_DECODE_STEPS if recorded and guesses is None else 1,
+        decode_steps=1 if one_step else _DECODE_STEPS,
         # Steps with an adapter are not recorded: blocks for several of them would lie idle.
         adapted_decode_steps=False,
-        drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
-        most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
         whole_prompts=isinstance(model, TextEncoder),
     )
-    return Scheduler(blocks, embeddings, limits, log=shared.log)
+    return Scheduler(blocks, embeddings, limits, log=shared.log, drafts=draft_budget_of(config))
 
 
 def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:

@@ -207,8 +207,9 @@ class EngineOptions:
         "Guess tokens of an answer ahead and check several in one step, as a JSON object: method"
         " ngram (what followed the last tokens before) or draft_model (what the small model in the"
         " folder model puts out), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max,"
-        " disable_by_batch_size (requests of a step beyond which none are guessed). Answers stay"
-        " the same. Empty: no guesses.",
+        " disable_by_batch_size (requests of a step beyond which none are guessed), adaptive (guess"
+        " less, or nothing, where measured steps say that it does not pay; on unless false)."
+        " Answers stay the same. Empty: no guesses.",
         "json",
         check=_check_speculation,
     )

@@ -93,7 +93,8 @@ def _flags(method: str, stack: Stack) -> tuple[str, str]:
         "ngram": {"prompt_lookup_min": 1},
         "draft_model": {"model": str(stack.model)},
     }
-    config = {"method": method, "num_speculative_tokens": 3, **options[method]}
+    # All that may be guessed is: how much of it pays on this machine is not what is tested.
+    config = {"method": method, "num_speculative_tokens": 3, "adaptive": False, **options[method]}
     return "--speculative-config", json.dumps(config)
 
 

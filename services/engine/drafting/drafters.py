@@ -15,6 +15,7 @@ from services.engine.drafting.prompt_lookup import PromptLookup
 from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
 from services.engine.model.warm_up import warm_up, warm_up_cpu
+from services.engine.scheduling.draft_budget import DraftBudget
 from services.engine.scheduling.seams import Drafter
 
 
@@ -56,6 +57,15 @@ def drafter_of(
     else:
         warm_up_cpu(draft, layout)
     return DraftModel(draft, cache, vocabulary)
+
+
+def draft_budget_of(config: EngineConfig) -> DraftBudget | None:
+    """None if nothing is guessed."""
+    guesses = config.speculation
+    if guesses is None:
+        return None
+    tokens, requests = guesses.num_speculative_tokens, guesses.disable_by_batch_size
+    return DraftBudget(tokens, requests, adaptive=guesses.adaptive)
 
 
 def _check_tokens(large: Path, small: Path) -> None:

@@ -133,7 +133,10 @@ class ChoiceOutputs:
         if sampled.drafted:
             self.counters["drafts"] += 1
             self.counters["draft_tokens"] += sampled.drafted
-            self.counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
+            right = len(sampled.token_ids) - 1
+            self.counters["accepted_draft_tokens"] += right
+            if (drafts := self._scheduler.drafts) is not None:
+                drafts.checked(sampled.request, sampled.drafted, right)
 
     def _count_prompt(self, request: Request, output: RequestOutput) -> None:
         output.cached_tokens = request.num_cached or 0

@@ -45,7 +45,7 @@ class GenerateCore:
         self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
         self._clock = clock
         self._delay = delay or DecodeDelay()
-        self._step_times = StepTimes(meter, self._delay, sizes, clock)
+        self._step_times = StepTimes(meter, self._delay, sizes, clock, scheduler.drafts)
         self._runs = StepRuns(runner, launch, transfers.stepped, meanwhile)
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares

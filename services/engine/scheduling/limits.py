@@ -36,11 +36,8 @@ class Limits:
     # Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
     # is 0.6 MB for a vocabulary of 150,000 tokens.
     scored_tokens: int = 512
-    # Tokens that may be guessed for a request in a step in which it decodes.
-    drafted_tokens: int = 0
     # A prompt runs in one chunk: its tokens see one another in both directions.
     whole_prompts: bool = False
-    most_drafted_for: int = 0  # requests of a step beyond which none are guessed for
 
     def __post_init__(self) -> None:
         """`ConfigError` names the flag at fault: with less than this, some requests never run."""

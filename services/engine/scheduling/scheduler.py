@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from services.engine.scheduling.awaited_items import AwaitedItems, chunk_size
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
+from services.engine.scheduling.draft_budget import DraftBudget
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Awaits, Limits, Step, Unplace, never
 from services.engine.scheduling.request import Request, RequestKey, Status
@@ -45,6 +46,7 @@ class Scheduler:
     started: list[Request] = field(default_factory=list)  # those that began to run, since then
     starved: Request | None = None  # could start if others did not hold blocks or slots
     log: CacheLog | None = None  # is told what becomes a known prefix
+    drafts: DraftBudget | None = None  # how many tokens are guessed, None for none
 
     def __post_init__(self) -> None:
         self._awaited = AwaitedItems(self.embeddings)
@@ -83,8 +85,8 @@ class Scheduler:
             self._admit_waiting(step)
         if self.limits.decode_steps > 1 and not self.waiting:
             lengthen(step, self.blocks, self.limits)
-        if 0 < len(step.chunks) <= self.limits.most_drafted_for:
-            leave_room(step, self.blocks, self.limits)
+        if self.drafts is not None:
+            leave_room(step, self.blocks, self.drafts)
         return step.chunks
 
     def _for_prompts(self, step: Step, most: int | None) -> int:

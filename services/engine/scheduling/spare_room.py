@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.draft_budget import DraftBudget
 from services.engine.scheduling.limits import Limits, Step
 from services.engine.scheduling.request import Request
 
@@ -26,13 +27,16 @@ def lengthen(step: Step, blocks: BlockManager, limits: Limits) -> None:
         step.chunks = [replace(chunk, steps=steps) for chunk in step.chunks]
 
 
-def leave_room(step: Step, blocks: BlockManager, limits: Limits) -> None:
-    """For tokens that may be guessed, as far as the step and the blocks have room to spare."""
-    for place, chunk in enumerate(step.chunks):
+def leave_room(step: Step, blocks: BlockManager, drafts: DraftBudget) -> None:
+    """For tokens that are guessed, as far as the step and the blocks have room to spare."""
+    decoding = [(place, chunk) for place, chunk in enumerate(step.chunks) if chunk.decodes]
+    if not decoding:
+        return
+    able = [one for one in decoding if one[1].samplers and one[1].request.may_be_guessed]
+    counts = drafts.of_step([chunk.request for _, chunk in able], len(decoding))
+    for (place, chunk), most in zip(able, counts, strict=True):
         request = chunk.request
-        if not (chunk.decodes and chunk.samplers and request.may_be_guessed):
-            continue
-        room = min(limits.drafted_tokens, step.left, request.num_to_come - 1)
+        room = min(most, step.left, request.num_to_come - 1)
         count = _lacking([request], 1 + room, blocks)[0]
         if room > 0 and blocks.can_allocate(count):
             extend(request, blocks, count)

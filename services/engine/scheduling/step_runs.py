@@ -12,6 +12,7 @@ from dataclasses import replace
 from connectors.kv.base import Fence
 from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
+from services.engine.scheduling.draft_budget import DraftBudget
 from services.engine.scheduling.request import Request, Status
 from services.engine.scheduling.seams import (
     Clock,
@@ -103,12 +104,14 @@ class StepRuns:
 
 
 class StepTimes:
-    """Tells what a step does and how long it takes: `meter`, `delay` and, before it runs, `sizes`.
-    What passes between two steps of a run is neither's."""
+    """Tells what a step does and how long it takes: `meter`, `delay`, `drafts` and, before it runs,
+    `sizes`. What passes between two steps of a run is neither's."""
 
     def __init__(
-        self, meter: Meter, delay: DecodeDelay, sizes: StepSizes | None, clock: Clock
-    ) -> None:
+        self, meter: Meter, delay: DecodeDelay, sizes: StepSizes | None, clock: Clock,
+        drafts: DraftBudget | None = None,
+    ) -> None:  # fmt: skip
+        self._drafts = drafts
         self._meter = meter
         self._delay = delay
         self._sizes = sizes
@@ -131,6 +134,8 @@ class StepTimes:
         seconds = self._clock() - self._begun
         self._meter.stepped(self._work, seconds)
         self._delay.computed(self._work, seconds)
+        if self._drafts is not None:
+            self._drafts.took(self._work, seconds)
         # The next step of a run is launched already, and its time begins here.
         self._begun += seconds
 

@@ -23,7 +23,7 @@ FAMILY = "qwen2_5_vl"
 
 
 def guessing_with(folder: Path, **options: Any) -> Speculation:
-    given = {"num_speculative_tokens": 4, "disable_by_batch_size": 64, **options}
+    given = {"num_speculative_tokens": 4, "adaptive": False, **options}
     return Speculation("draft_model", model=str(folder), **given)
 
 

@@ -4,6 +4,7 @@ and take fewer steps."""
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
 
 GUESSES = Speculation(
-    num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3, disable_by_batch_size=64
+    num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3, adaptive=False
 )
 # Few tokens that come again and again, as in a form that is filled in: guesses are often right.
 FEW = dict.fromkeys((5, 9, 14, 23), 60.0)
@@ -54,6 +55,15 @@ def test_answers_are_what_they_are_without_guesses(kind: str, model_dir: ModelDi
     counted = guessing.counters()
     assert (counted["draft_tokens"] > 0) == (kind != "penalties")
     assert counted["accepted_draft_tokens"] <= counted["draft_tokens"]
+
+
+def test_answers_do_not_depend_on_how_much_of_it_pays(model_dir: ModelDir) -> None:
+    """Steps with all guesses, with some and with none come by turns, by measured times."""
+    path, cases = model_dir("qwen3"), text_cases()
+    long: dict[str, Any] = {**SAMPLING["seeded"], "max_tokens": 120}
+    guessing = engine(path, speculation=msgspec.structs.replace(GUESSES, adaptive=True))
+    assert answers(guessing, path, cases, **long) == answers(engine(path), path, cases, **long)
+    assert 0 < guessing.counters()["drafts"] < guessing.counters()["generation_tokens"]
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])
