@@ -12,7 +12,7 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv,
     ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
-_UNSEEN = ("frozen", "slots")  # forbid what the type checker forbids too
+_UNSEEN = ("frozen", "slots", "kw_only")  # forbid what the type checker forbids too
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 

@@ -100,7 +100,7 @@ class WaitingRequests:
             self._turns = 0
             if self._serve_late(place, now_ms, refused, 1.0):
                 return True
-        for tried, ticket in enumerate(self.in_time.in_order()):
+        for tried, ticket in enumerate(self.in_time.in_order(), 1):
             if self._try(self.in_time, ticket, remaining(ticket, now_ms), place, now_ms, refused):
                 self._turns += 1
                 return True

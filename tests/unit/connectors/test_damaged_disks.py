@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.tiers.files import disk_bytes
 from tests.support.links import linked
 
 ROOT = Path(__file__).parents[3]
@@ -78,3 +79,8 @@ def test_a_full_file_system_fails_one_entry_only(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused: shm: cannot allocate"), done.stdout
     assert done.stdout.endswith("went on\n")
+
+
+@pytest.mark.parametrize(("block", "taken"), [(1, 4096), (4064, 4096), (4065, 8192), (9000, 12288)])
+def test_a_block_takes_whole_pages_of_a_disk_with_its_checksum(block: int, taken: int) -> None:
+    assert disk_bytes(block) == taken

@@ -166,3 +166,10 @@ def test_files_that_others_still_need_are_counted(tmp_path: Path) -> None:
     assert writer.awaited == 1 and reader.awaited == 0
     reader.release("a", None, "r")
     assert writer.awaited == 0
+
+
+def test_an_entry_that_has_gone_is_kept_for_no_request(tmp_path: Path) -> None:
+    """Another instance may remove it at any moment; that is no error."""
+    marks = LeaseFiles(tmp_path, 30.0)
+    assert not marks.keep("gone", "r")
+    assert marks.kept("gone") == set() and not list(tmp_path.iterdir())

@@ -94,6 +94,14 @@ def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
     assert isinstance(made.schedule(asking("c", blocks=0), 1.0), Placement)
 
 
+def test_workers_that_do_both_are_to_spare_beside_those_that_prefill() -> None:
+    made = master("prefill", "pdfusion", ttft_slo=0.05, busy_queue_ms=0)
+    for name in ("a", "b"):  # 160 ms each, wherever
+        assert isinstance(made.schedule(asking(name, blocks=0), 0.0), Placement)
+    with pytest.raises(TooLate):
+        made.schedule(asking("c", blocks=0), 0.0)
+
+
 def test_a_late_request_is_served_last_and_is_served() -> None:
     made = master("prefill", "decode", ttft_slo=0.4, queue_policy="last", busy_queue_ms=0)
     place(made, asking("a", blocks=0))

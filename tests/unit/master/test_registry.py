@@ -201,7 +201,8 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
         BlockStored([2], medium="GPU"),
         BlockRemoved([2], medium="TAPE"),
         EmbeddingStored("p"),
-        EmbeddingStored("p" * 1_000_000),
+        EmbeddingStored("p" * 256),
+        EmbeddingStored("p" * 257),
         EmbeddingStored("q"),
         EmbeddingRemoved("q"),
     ]
@@ -209,6 +210,8 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
     assert fleet.events.counts.ignored == 6
     assert (fleet.blocks.holders(1), fleet.blocks.holders(2)) == (0, 1)
     assert (fleet.media.holders("p"), fleet.media.holders("q")) == (1, 0)
+    # No request can ask for longer names: they would only fill the index.
+    assert (fleet.media.holders("p" * 256), fleet.media.holders("p" * 257)) == (1, 0)
     fleet.events.apply(instance, EventBatch(1.0, [AllEmbeddingsCleared()]))
     assert fleet.media.holders("p") == 0
 

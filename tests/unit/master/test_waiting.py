@@ -8,7 +8,13 @@ from protocol.registry import InstanceInfo, InstanceName
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.waiting import PlacementQueue, enqueue, remaining
+from services.master.placement.refusals import AllBusy
+from services.master.placement.waiting import (
+    PlacementQueue,
+    WaitingRequests,
+    enqueue,
+    remaining,
+)
 from tests.support.master_fleets import add, asking, master, place
 
 
@@ -117,6 +123,20 @@ def test_a_worker_that_decodes_is_busy_at_twice_what_it_runs() -> None:
     master.register(InstanceInfo("d", "pdfusion", "http://d:1", model="m", max_running=3), 0.0)
     placed = [master.schedule(ScheduleRequest(f"r{n}", 10, model="m"), 0.0) for n in range(8)]
     assert [type(one) for one in placed] == [Placement] * 6 + [Ticket] * 2
+
+
+def test_a_queue_that_is_stuck_is_not_tried_to_its_end() -> None:
+    waiting = WaitingRequests(MasterConfig(max_queue=100))
+    for number in range(20):
+        waiting.push(ScheduleRequest(f"r{number}", 10, tenant=f"{number}"), 0.0, 1.0, 1.0)
+    tried: list[str] = []
+
+    def full(asked: ScheduleRequest) -> Placement:
+        tried.append(asked.request_id)
+        raise AllBusy("all are busy")
+
+    waiting.pump(full, 0.0, lambda error: None)
+    assert tried == [f"r{number}" for number in range(8)] and len(waiting) == 20
 
 
 def test_what_is_left_of_a_deadline_shrinks_while_a_request_waits() -> None:

@@ -12,6 +12,7 @@ from msgspec import inspect
 from protocol import (
     bounds,
     encoder_cache,
+    errors,
     event_frames,
     generate,
     generate_answers,
@@ -19,6 +20,7 @@ from protocol import (
     openai,
     openai_answers,
     placement,
+    pooling,
     refs,
     registry,
     rtp_status,
@@ -169,17 +171,19 @@ def test_what_is_left_out_means_nothing_or_what_is_said_here() -> None:
     assert found == SAID
 
 
-def test_what_masters_are_told_leaves_out_what_is_as_it_mostly_is() -> None:
+def test_what_processes_tell_each_other_leaves_out_what_is_as_it_mostly_is() -> None:
     own = [
         kind
-        for module in (placement, registry)
+        for module in (errors, generate, placement, pooling, registry, types)
         for kind in vars(module).values()
         if isinstance(kind, type)
         and kind.__module__ == module.__name__
         and issubclass(kind, msgspec.Struct)
+        and kind.__struct_defaults__
     ]
     whole = {kind.__name__ for kind in own if not kind.__struct_config__.omit_defaults}
-    assert len(own) > 10 and whole == {"FinishedReports"}
+    assert len(own) > 20 and whole == {"PositionLogprobs"}  # what it has is asked for
+    assert b"param" not in msgspec.msgpack.encode(errors.ErrorInfo(400, "no", "invalid_value"))
 
 
 def test_lists_that_are_too_long_name_the_field() -> None:

@@ -1,6 +1,7 @@
 """Connections of the relay's own client that end while they are kept."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -45,3 +46,21 @@ async def test_a_kept_connection_that_ends_is_replaced_unless_the_worker_has_end
     finally:
         server.close()
         pool.close()
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+async def test_a_worker_without_a_port_is_asked_at_its_schemes(
+    scheme: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    async def connect(make: object, host: str, at: int, **_: object) -> None:
+        asked.append((host, at))
+        raise OSError(errno.ECONNREFUSED, "no")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    pool = ConnectionPool(f"{scheme}://worker", 2.0, 1, Traffic())
+    with pytest.raises(CallFailed):
+        await pool.ask("/x", b"", [b"{}"], LIMITS)
+    pool.close()
+    assert asked == [("worker", port)]

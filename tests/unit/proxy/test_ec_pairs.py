@@ -49,7 +49,7 @@ def test_where_none_can_read_the_refusal_names_the_flag() -> None:
     fleet = ec_fleet(e1="nixl", p1="shm", d1="shm")
     with pytest.raises(Unavailable, match="--ec-transfer-config") as caught:
         by_load(fleet, 4, (), media=True)
-    assert caught.value.code == "incompatible_peer"
+    assert (caught.value.code, caught.value.retry_after_s) == ("incompatible_peer", 1.0)
     by_load(fleet, 4, ())
     fleet.encode[0].up = False
     assert pairs(fleet) == {("p1", "d1")}, "without any encoder another refusal is due"

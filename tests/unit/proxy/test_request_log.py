@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,39 @@ async def test_nothing_is_written_above_its_level_or_when_off() -> None:
     log.over(RequestRecord())
     log.flush()
     assert written == []
+
+
+@pytest.fixture
+def _far_from_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC-5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_far_from_greenwich")
+async def test_json_tells_the_time_in_utc_and_text_on_the_clock_of_the_place() -> None:
+    forms = (("json", "%Y-%m-%dT%H:%M:%S", UTC), ("text", "%Y-%m-%d %H:%M:%S", None))
+    for form, shape, zone in forms:
+        written: list[str] = []
+        log = RequestLog(True, form, written.append)
+        log.over(RequestRecord())
+        log.flush()
+        stamp = json.loads(written[0])["time"] if form == "json" else written[0]
+        told = datetime.strptime(stamp[:19], shape).replace(tzinfo=zone).timestamp()
+        assert abs(told - time.time()) < 60
+
+
+async def test_lines_wait_until_there_are_many() -> None:
+    written: list[str] = []
+    log = RequestLog(True, "json", written.append)
+    for _ in range(255):
+        log.over(RequestRecord())
+    assert not written
+    log.over(RequestRecord())
+    (lines,) = written
+    assert lines.count("\n") == 256
 
 
 async def test_a_client_cannot_forge_a_line() -> None:

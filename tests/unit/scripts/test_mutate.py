@@ -96,6 +96,7 @@ def test_a_mutant_names_the_function_that_runs_it() -> None:
 
 def test_what_cannot_be_changed_gives_no_mutants() -> None:
     assert made("@dataclass(frozen=True)\nclass A:\n    pass\n") == []
+    assert made("class A(Struct, kw_only=True):\n    pass\n") == []
     assert made("import os\n\n\ndef nothing() -> None:\n    return None\n") == []
 
 
