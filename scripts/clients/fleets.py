@@ -101,6 +101,7 @@ def site_of_texts(url: str) -> Site:
         "folder": str(DEMO.absolute()),
         "likelihoods": likelihoods(DEMO, url),
         "plain": _plain_texts(url),
+        "only": [],  # every route
         "streamed": [CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, MESSAGES_PATH],
     }
 
@@ -147,7 +148,14 @@ def site_of_vectors(url: str) -> Site:
         **{path: {"model": "tokens", "input": "Hi"} for path in (SPARSE_PATH, COLBERT_PATH)},
         SIMILARITY_PATH: {"model": "vectors", **similar},
     }
-    return {"url": url, "model": "vectors", "streamed": [], "plain": _answered(url, plain)}
+    answered = _answered(url, plain)
+    return {
+        "url": url,
+        "model": "vectors",
+        "plain": answered,
+        "only": [*answered],  # the others are asked of a model that answers them
+        "streamed": [],
+    }
 
 
 def _said(url: str, messages: object) -> str:

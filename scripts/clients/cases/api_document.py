@@ -26,6 +26,7 @@ def made_up_requests() -> None:
                 *("--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing"),
                 *("--max-examples", "20", "--seed", "1", "--generation-database", "none"),
                 *("--request-timeout", "60", "--continue-on-failure", "--no-color"),
+                *(flag for path in SITE["only"] for flag in ("--include-path", path)),
             ],
             env={
                 **os.environ,

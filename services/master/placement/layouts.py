@@ -242,7 +242,7 @@ class Layouts:
         if barred is not None:
             penalty = penalty + barred
         if not costs.pool.able or (penalty is not costs.pool.penalty and least(penalty) > 0.0):
-            never = barred if job.avoid or job.request.adapter else None
-            raise refusal(costs.pool, costs.stage, queue, never)
+            lasting = barred if job.avoid or job.request.adapter else None
+            raise refusal(costs.pool, costs.stage, queue, lasting)
         costs.penalty = penalty
         return chosen(costs, self._policy.pick(costs), job.fleet)
