@@ -93,10 +93,12 @@ A proxy of the `openai` dialect passes these on to one decode worker each, as it
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
 No encode and no prefill worker is asked: pictures need decode workers that have the vision model,
-as vLLM's do. Triptych's do not; a proxy that renders serves these routes with pictures too.
+as vLLM's do. Triptych's do not: they answer 503 for a picture that they have not cached. A proxy
+that renders (dialect `tokens` or `auto`) serves these routes with pictures too.
 
-Vectors, scores and classes of Triptych's own workers are answered by a proxy that renders (dialect
-`tokens` or `auto`), as the tables above say.
+Vectors, scores and classes of Triptych's own workers are answered as the tables above say: by a
+proxy that renders with workers of every role that prefills, by one that relays with those that
+decode (`services.decode` or `services.pdfusion`).
 
 Where a master knows workers of several models, a request goes to those of its `model` (a `GET`: of
 the parameter `model`), and `/v1/models` lists all models, aliases and LoRA adapters.

@@ -57,6 +57,9 @@ PASSED = (
     PassedRoute(
         "/v1/embeddings/dense", f"{_EMBED} As RTP-LLM names it.", asked_as="/v1/embeddings"
     ),
+    PassedRoute("/v1/embeddings/similarity", "How near texts are, in RTP-LLM's form."),
+    PassedRoute("/v1/embeddings/sparse", "A weight for each token of a text, in RTP-LLM's form."),
+    PassedRoute("/v1/embeddings/colbert", "A vector for each token, in RTP-LLM's form."),
     PassedRoute("/v1/classifier", "As /classify, which RTP-LLM names so.", asked_as="/classify"),
     PassedRoute("/v1/reranker", f"{_RERANK} As RTP-LLM names it.", asked_as="/v1/rerank"),
     _cheap("/tokenizer_info", "The tokenizer's configuration.", "GET"),

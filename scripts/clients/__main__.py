@@ -6,23 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.common.pictures import sample
-from scripts.clients.likelihoods import likelihoods
+from scripts.clients.fleets import FLEETS
 from scripts.interop.table import Table
-from tests.support.stack import call, running
 
 HERE = Path(__file__).parent
-DEMO = Path("models/demo")
-TEXT = sample("text", 0)
-PICTURE = sample("describe", 0)
-CLIENT_S = 420.0
-DIALECTS = ("tokens", "openai")
+CLIENT_S = 960.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +25,7 @@ class Client:
     venv: str
     file: str
     large: bool = False  # runs only if it is named
+    fleet: str = "text"  # of FLEETS: what it is run against
 
     def command(self, venv: Path) -> list[str]:
         if self.file.endswith(".mjs"):
@@ -45,6 +39,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         "openai-python": Client("openai", "openai_python.py"),
         "anthropic": Client("openai", "anthropic_python.py"),
         "schemathesis": Client("openai", "api_document.py"),
+        "schemathesis-pooling": Client("openai", "api_document.py", fleet="vectors"),
         "lm-eval": Client("lmeval", "lm_eval_python.py"),
         "guidellm": Client("guidellm", "guidellm_bench.py", large=True),
         "aiperf": Client("aiperf", "aiperf_bench.py", large=True),
@@ -55,50 +50,6 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         "ai-sdk": Client("node", "ai_sdk.mjs"),
     }
 )
-
-
-@contextmanager
-def fleet() -> Iterator[Mapping[str, str]]:
-    """Master, E, P and D of the demonstration model; the URL of a proxy of each dialect."""
-    template = ("--chat-template", str(HERE / "template.jinja"))
-    with running(DEMO, forked=False) as stack:
-        master = stack.start_plain("services.master").wait_ready()
-        known = ("--master-url", master)
-        roles = [
-            stack.start(f"services.{r}", *known, *template)
-            for r in ("encoder", "prefill", "decode")
-        ]
-        for process in roles:
-            process.wait_ready()
-        fronts = {}
-        for dialect in DIALECTS:
-            front = stack.start("proxy", "--dialect", dialect, *known, *template)
-            fronts[dialect] = front.wait_ready()
-        yield fronts
-
-
-def site_of(url: str) -> str:
-    """What cases are told: the answers that they must get are those of a plain request."""
-    return json.dumps(
-        {
-            "url": url,
-            "model": "tiny",
-            "text": TEXT.text,
-            "answer": plain(url, TEXT.messages()),
-            "messages": PICTURE.openai_messages(),
-            "seen": plain(url, PICTURE.openai_messages()),
-            "folder": str(DEMO.absolute()),
-            "likelihoods": likelihoods(DEMO, url),
-        }
-    )
-
-
-def plain(url: str, messages: object) -> str:
-    body = {"model": "tiny", "messages": messages, "temperature": 0}
-    status, answer = call(f"{url}/v1/chat/completions", body)
-    if status != 200:
-        raise RuntimeError(f"{status}: {answer}")
-    return str(answer["choices"][0]["message"]["content"])
 
 
 def check(table: Table, name: str, venv: Path, site: str) -> None:
@@ -115,6 +66,17 @@ def check(table: Table, name: str, venv: Path, site: str) -> None:
         table.add("runs to its end", False, done.stderr[-500:])
     if not all(not one["error"] for one in told):
         print(done.stderr[-6000:], file=sys.stderr)
+
+
+def check_fleet(table: Table, fleet: str, names: Sequence[str], venv: Path) -> None:
+    """Some clients, through a proxy of each dialect."""
+    running, site_of = FLEETS[fleet]
+    with running() as fronts:
+        for dialect, url in fronts.items():
+            site = json.dumps(site_of(url))
+            for name in names:
+                with table.under(f"{name}, {dialect}"):
+                    check(table, name, venv, site)
 
 
 def main() -> int:
@@ -137,12 +99,10 @@ def main() -> int:
     table, venv = Table(), given.venv.absolute()
     for file in (HERE / "node").glob("*.mjs"):
         (venv / "node" / file.name).write_bytes(file.read_bytes())
-    with fleet() as fronts:
-        for dialect, url in fronts.items():
-            site = site_of(url)
-            for name in given.clients or usual:
-                with table.under(f"{name}, {dialect}"):
-                    check(table, name, venv, site)
+    for fleet in FLEETS:
+        names = [name for name in given.clients or usual if CLIENTS[name].fleet == fleet]
+        if names:
+            check_fleet(table, fleet, names, venv)
     return table.report("case", given.json)
 
 

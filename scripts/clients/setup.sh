@@ -21,8 +21,10 @@ if [ ! -e "$stamp" ]; then
             guidellm | aiperf) [[ "-$named" == *"-$client-"* ]] || continue ;;
         esac
         [ -e "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-        # The files list all packages, those that others need too.
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$file"
+        # The files list all packages, those that others need too. Modules are compiled once they are
+        # imported, which most never are.
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+            --no-deps -r "$file"
     done
     mkdir -p "$ROOT/node"
     cp scripts/clients/node/package.json scripts/clients/node/package-lock.json "$ROOT/node/"

@@ -55,15 +55,18 @@ def mixed(site: Site) -> None:
 
 
 def ours(site: Site) -> None:
-    """All workers ours, vLLM's load on them."""
+    """All workers ours, vLLM's load on them through a proxy of each dialect."""
     site.vllm()
-    with site.table.under("ours"), site.services(DEMO) as stack:
+    with site.services(DEMO) as stack:
         roles = [stack.start(f"services.{role}") for role in ("encoder", "prefill", "decode")]
         for process in roles:
             process.wait_ready()
         encode, prefill, decode = roles
-        front = proxy(stack, [encode], [prefill], [decode])
-        load.bench(site, front.url, DEMO.absolute(), "tiny", 2 * PROMPTS)
+        for dialect in ("tokens", "openai"):
+            front = proxy(stack, [encode], [prefill], [decode], "--dialect", dialect)
+            for name, kind in (("pictures", load.PICTURES), ("completions", load.COMPLETIONS)):
+                with site.table.under(f"ours, {dialect}, {name}"):
+                    load.bench(site, front.url, DEMO.absolute(), "tiny", 2 * PROMPTS, kind)
 
 
 def scripts(site: Site) -> None:

@@ -165,10 +165,11 @@ def _max_tokens(request: Request, room: int, limit: int, defaults: Mapping[str, 
         default = room if chat else COMPLETION_MAX_TOKENS
         return min(room, int(defaults.get("max_new_tokens", default)))
     if value > room:
-        prompt = f" after a prompt of {limit - room}" if room < limit else ""
+        said = f"{name} is {value}, but the model's limit of {limit} tokens "
+        # Before the prompt is rendered its length is not known, and the whole limit is room.
+        prompt = f"leaves room for {room} after a prompt of {limit - room}"
         raise InvalidRequest(
-            f"{name} is {value}, but the model's limit of {limit} tokens leaves room for {room}"
-            f"{prompt}",
+            said + (prompt if room < limit else "counts those of prompt and answer together"),
             param=name,
             code="context_length_exceeded",
         )

@@ -97,7 +97,14 @@ def _defined(tool: Any, param: str) -> Function:
             f"{param}.function.name must have 1 to 64 letters, digits, '_', '-' or '.'",
             param=f"{param}.function.name",
         )
-    return Function(function.name, function.parameters or {"type": "object"}, bool(function.strict))
+    schema = function.parameters or {"type": "object"}
+    # Not more: what a schema says further counts only where calls are held to it.
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(
+            f"{param}.function.parameters.type must be 'object': arguments have names",
+            param=f"{param}.function.parameters",
+        )
+    return Function(function.name, schema, bool(function.strict))
 
 
 def _choice(choice: str | dict[str, Any] | None) -> _Choice:

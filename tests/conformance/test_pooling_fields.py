@@ -1,5 +1,5 @@
 """docs/api.md for routes of vectors, scores and classes, row by row: each field does what its row
-says."""
+says, through a proxy of each dialect."""
 
 import base64
 from array import array
@@ -11,7 +11,7 @@ import pytest
 
 from protocol.pooling_fields import HARMLESS, REFUSED, WORKS
 from protocol.request_fields import RequestField, Route
-from tests.conformance.asking import Json
+from tests.conformance.asking import DIALECTS, Dialect, Json
 from tests.conftest import ModelDir
 from tests.support.pooling_models import embedding_model, reranker
 from tests.support.stack import call, idle, proxy, running
@@ -48,8 +48,9 @@ def _numbers(answer: Any) -> list[float]:
 
 @dataclass
 class Poolers:
-    """A proxy for each route, whose model answers there."""
+    """A proxy of one dialect for each route, whose model answers there."""
 
+    dialect: Dialect
     urls: dict[Route, str]
 
     def post(self, route: Route, **fields: Any) -> tuple[int, Any]:
@@ -82,8 +83,12 @@ class Poolers:
 
 
 @pytest.fixture(scope="module")
-def poolers(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poolers]:
-    root, urls = tmp_path_factory.mktemp("poolers"), dict[Route, str]()
+def all_poolers(
+    model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Dialect, Poolers]]:
+    """For each model one worker, behind a proxy of each dialect."""
+    root = tmp_path_factory.mktemp("poolers")
+    found = {dialect: Poolers(dialect, {}) for dialect in DIALECTS}
     folders: dict[Route, Any] = {
         "embeddings": embedding_model(model_dir("qwen3"), root / "vectors"),
         "rerank": reranker(model_dir("qwen3"), root / "scores"),
@@ -95,15 +100,24 @@ def poolers(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> It
         for route, folder in folders.items():
             stack.model = folder
             flags = ("--trust-request-chat-template", "--min-priority", "-5")
-            worker = stack.start("services.prefill", *flags)
+            worker = stack.start("services.decode", *flags)
             worker.wait_ready()
             workers.append(worker)
-            urls[route] = proxy(stack, [], [worker], [], *flags).url
-        urls["scores"], urls["similarity"] = urls["rerank"], urls["embeddings"]
-        urls["colbert"] = urls["sparse"]
-        yield Poolers(urls)
+            for dialect, poolers in found.items():
+                front = proxy(stack, [], [], [worker], "--dialect", dialect, *flags)
+                poolers.urls[route] = front.url
+        for poolers in found.values():
+            urls = poolers.urls
+            urls["scores"], urls["similarity"] = urls["rerank"], urls["embeddings"]
+            urls["colbert"] = urls["sparse"]
+        yield found
         for worker in workers:
             idle(worker)
+
+
+@pytest.fixture(params=DIALECTS)
+def poolers(request: pytest.FixtureRequest, all_poolers: dict[Dialect, Poolers]) -> Poolers:
+    return all_poolers[request.param]
 
 
 def same_as(route: Route, name: str, value: Any) -> Callable[[Poolers], None]:
@@ -253,7 +267,7 @@ def cache_salt(poolers: Poolers, route: Route) -> None:
     }
 
     def cached() -> int:
-        fields = {"cache_salt": f"salt of {route}", **alone.get(route, {})}
+        fields = {"cache_salt": f"{poolers.dialect} salt of {route}", **alone.get(route, {})}
         usage = poolers.post(route, **fields)[1]["usage"]
         return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from report import SITE, holds, run
 
 REQUESTS = 12
-SECONDS = 200
+SECONDS = 600
 
 
 # By itself it reads a folder; told that there is no hub, it takes the path for a name of the hub.

@@ -8,14 +8,11 @@ from typing import Any
 
 import schemathesis
 
-MODEL = json.loads(os.environ["CLIENTS_SITE"])["model"]
+SITE = json.loads(os.environ["CLIENTS_SITE"])
 NOTES = Path(os.environ["API_NOTES"])
 TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of")
-PROMPTS: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "Hi"}],
-    "prompt": "Hi",
-    "input": "Hi",
-}
+PLAIN: dict[str, dict[str, Any]] = SITE["plain"]
+"""By path, a request that is answered."""
 _turn = count()
 
 
@@ -24,26 +21,29 @@ def map_body(context: Any, body: Any) -> Any:
     """Few tokens, of the model that is served; of every two requests one that can be answered."""
     if not isinstance(body, dict):
         return body
-    body = dict(body)
+    body, plain = dict(body), PLAIN.get(context.operation.path)
     for name in TOKENS:
         if isinstance(body.get(name), int):
             body[name] = min(body[name], 4)
     if isinstance(body.get("model"), str):
-        body["model"] = MODEL
+        body["model"] = (plain or SITE)["model"]
     turn = next(_turn)
-    return body if turn % 2 else _answerable(body, turn // 2)
-
-
-def _answerable(body: dict[str, Any], turn: int) -> dict[str, Any]:
-    """The same with a text that fits the model, as a stream every other time, and with at most one
-    of the other fields: all of them together always contradict each other."""
-    asked = [name for name in PROMPTS if name in body]
-    if not asked:
+    if plain is None or turn % 2:
         return body
-    others = sorted(name for name in body if name not in (*PROMPTS, "stream", "stream_options"))
+    body = dict(_answerable(body, plain, turn // 2))
+    if context.operation.path in SITE["streamed"]:
+        body["stream"] = turn % 4 == 0
+    return body
+
+
+def _answerable(body: dict[str, Any], plain: dict[str, Any], turn: int) -> dict[str, Any]:
+    """A plain request with at most one of the other fields: all of them together always contradict
+    each other."""
+    others = sorted(name for name in body if name not in (*plain, "stream", "stream_options"))
+    if turn % 3 == 0:
+        return plain  # of a route whose fields are not described all others are unknown
     kept = {name: body[name] for name in others[turn % (len(others) + 1) :][:1]}
-    limit = "max_output_tokens" if asked[0] == "input" else "max_tokens"
-    return {**kept, limit: 4, asked[0]: PROMPTS[asked[0]], "stream": turn % 2 == 0}
+    return {**kept, **plain}
 
 
 @schemathesis.hook

@@ -227,7 +227,9 @@ class Layouts:
         return self._pick(costs, job, barred)
 
     def _pick(self, costs: StageCosts, job: Job, barred: Floats | None) -> Choice:
-        penalty = busy(costs.pool, costs.stage, costs.queue_ms, self._config)
+        # A worker that would wait for encoders has no more to do for that: it stays open to others.
+        queue = queue_ms(costs.pool, job.now_ms) if job.waits_for_media else costs.queue_ms
+        penalty = busy(costs.pool, costs.stage, queue, self._config)
         slow = too_slow(costs.pool, job.request) if costs.stage in (DECODE, COMBINED) else None
         if slow is not None:
             penalty = penalty + slow
@@ -240,11 +242,7 @@ class Layouts:
         if barred is not None:
             penalty = penalty + barred
         if not costs.pool.able or (penalty is not costs.pool.penalty and least(penalty) > 0.0):
-            raise refusal(
-                costs.pool,
-                costs.stage,
-                costs.queue_ms,
-                barred if job.avoid or job.request.adapter else None,
-            )
+            lasting = barred if job.avoid or job.request.adapter else None
+            raise refusal(costs.pool, costs.stage, queue, lasting)
         costs.penalty = penalty
         return chosen(costs, self._policy.pick(costs), job.fleet)

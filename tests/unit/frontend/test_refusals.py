@@ -249,6 +249,9 @@ def test_a_long_prompt_has_openais_code(fronts: Fronts) -> None:
     with pytest.raises(InvalidRequest) as caught:
         render(fronts(), max_tokens=room + 1)
     assert caught.value.code == "context_length_exceeded"
+    assert f"leaves room for {room} after a prompt of {MAX_POSITIONS - room}" in str(caught.value)
+    with pytest.raises(InvalidRequest, match="tokens counts those of prompt and answer together"):
+        render(fronts(), max_tokens=MAX_POSITIONS + 1)
 
 
 def test_deep_nesting_is_rendered_or_refused(fronts: Fronts) -> None:

@@ -218,6 +218,10 @@ def test_tools_on_a_template_that_has_none_are_refused(tmp_path: Path) -> None:
         ([{"function": {"name": ""}}], "tools[0].function.name"),
         ([{"function": {"name": 5}}], "tools[0].function.name"),
         ([{"function": {"name": "f", "parameters": [1]}}], "tools[0].function.parameters"),
+        (
+            [{"function": {"name": "f", "parameters": {"type": "nonsense"}}}],
+            "tools[0].function.parameters",
+        ),
         ([{"function": {"name": "f", "strict": "x"}}], "tools[0].function.strict"),
         ([{"type": "custom", "function": {"name": "f"}}], "tools[0].type"),
     ],

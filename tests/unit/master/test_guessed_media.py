@@ -8,7 +8,7 @@ import pytest
 from protocol.placement import Finished, ScheduleRequest
 from services.master.index.predicted_cache import PredictedCache
 from services.master.index.prefix_index import HolderIndex
-from tests.support.master_fleets import asking, master, picture, place, sources
+from tests.support.master_fleets import asking, master, picture, place, prefill_of, sources
 
 ENCODE_S, HIT_S = 0.3, 0.005
 PICTURES = 200
@@ -107,3 +107,10 @@ def test_no_miss_empties_it() -> None:
         made.missed("a")
         made.use(["a"], 1.0)
     assert len(made) == 1
+
+
+def test_a_slow_encode_makes_no_idle_worker_busy() -> None:
+    """Longer than --busy-queue-ms: who waits for that encode has nothing to do meanwhile."""
+    made = master("encode", "prefill", "decode", busy_queue_ms=20.0)  # 32 tokens take 32 ms
+    placed = place(made, guessing("r", "a"))
+    assert sources(placed) == [("encode", "e0")] and prefill_of(placed) == "p1"
