@@ -30,9 +30,7 @@ def children(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(
-    before: tuple[str, ...], folder: Path, *words: str, status: int = ENDED
-) -> Iterator[tuple[int, Path]]:
+def started(before: tuple[str, ...], folder: Path, *words: str) -> Iterator[tuple[int, Path]]:
     """(its process id, its log) of `python -m triptych`, which ends on SIGTERM in `END_S`."""
     command = [*before, sys.executable, "-m", "triptych", *words, "--port", "0"]
     log = folder / "log"
@@ -46,7 +44,7 @@ def started(
         pid = children(process.pid)[0] if before else process.pid
         yield pid, log
         os.kill(pid, signal.SIGTERM)
-        assert process.wait(END_S) == status, log.read_text()
+        assert process.wait(END_S) == ENDED, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -74,6 +72,6 @@ def test_one_that_reads_its_packages(before: tuple[str, ...], command: str, tmp_
 
 def test_processes_of_a_proxy_are_ended_without_a_word(tmp_path: Path) -> None:
     words = ("proxy", "--workers", "2", "--model", "demo", "--master-url", "http://127.0.0.1:9")
-    with started((), tmp_path, *words, status=1) as (pid, log):
+    with started((), tmp_path, *words) as (pid, log):
         until(lambda: len(children(pid)) == 2, log, START_S)
     assert "Traceback" not in log.read_text()

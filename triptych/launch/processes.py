@@ -106,7 +106,10 @@ class Processes:
         """LaunchError if the system does not start it."""
         # In a session of its own, so that a Ctrl-C reaches it as this process's polite request.
         try:
-            with self._log(service.name).open("ab" if again else "wb") as log:
+            # To append: while one replaces another both write, each behind what the other wrote.
+            with self._log(service.name).open("ab") as log:
+                if not again:
+                    log.truncate(0)
                 return subprocess.Popen(
                     service.command,
                     env={**self._environment, **service.environment},

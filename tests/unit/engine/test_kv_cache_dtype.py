@@ -215,7 +215,7 @@ def test_guesses_change_nothing(method: Any, model_dir: ModelDir) -> None:
     draft = str(path) if method == "draft_model" else ""
     guesses = Speculation(
         method, num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3,
-        disable_by_batch_size=64, model=draft,
+        adaptive=False, model=draft,
     )  # fmt: skip
     worker = engine(path, speculation=guesses, kv_cache_dtype="int8")
     assert at_once(worker, path, cases, TOKENS) == expected(path, cases, "int8")

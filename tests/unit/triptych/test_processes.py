@@ -105,6 +105,35 @@ def test_one_that_cannot_be_started_again_is_once_it_can(tmp_path: Path) -> None
         processes.stop(0.0)
 
 
+TALKING = """
+import itertools, signal, sys, time
+for number in itertools.count():
+    print(f"{sys.argv[1]} {number} ready on http://", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_one_that_replaces_another_and_that_one_write_to_one_log(
+    processes: Processes, tmp_path: Path
+) -> None:
+    def talking(word: str) -> Service:
+        command = (sys.executable, "-c", TALKING, word)
+        return Service("proxy", command, f"http://127.0.0.1:{free_port()}")
+
+    log = tmp_path / "proxy.log"
+    log.write_text("of an earlier stack\n")
+    processes.start([talking("old")])
+    while not log.read_text().count("old"):
+        processes.pause()
+    processes.replace(talking("new"), 60.0, 60.0)
+    processes.stop(60.0)
+    lines = [line.split()[:2] for line in log.read_text().splitlines()]
+    for word in ("old", "new"):
+        said = [int(number) for first, number in lines if first == word]
+        assert said and said == list(range(len(said))), word
+    assert {first for first, _ in lines} == {"old", "new"}
+
+
 def test_waiting_ends_when_the_user_asks_for_it(processes: Processes) -> None:
     services = [Service("slow", ("sleep", "60"), f"http://127.0.0.1:{free_port()}")]
     processes.start(services)
