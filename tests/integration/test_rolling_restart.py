@@ -75,9 +75,13 @@ def serving(folder: Path, port: int, engine: str, prefill: int) -> Iterator[subp
         assert said and said[-1].startswith("Serving at "), "".join(said)
         yield process
     finally:
-        process.kill()
-        process.wait(STOP_S)
-        process.stdout.close()
+        # Politely at first: a test that failed has left the stack's other processes to it.
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        finally:
+            process.kill()
+            process.stdout.close()
 
 
 async def client(session: aiohttp.ClientSession, url: str, over: asyncio.Event) -> list[str]:
