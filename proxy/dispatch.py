@@ -184,7 +184,7 @@ class Dispatch:
         owed = tries.begun or tries.waiting_since is not None
         if not owed or tries.waited_s(now) >= self._retrying.failover_s:
             raise error
-        # Looked at again and again: no event says that a breaker's cooldown is over.
+        # The fleet is asked every `_LOOK_S`: no event says that a breaker's cooldown is over.
         tries.waiting_since = tries.waiting_since or now
         await asyncio.sleep(min(_LOOK_S, tries.left_s))
 

@@ -160,7 +160,7 @@ def site_of_vectors(url: str) -> Site:
 
 def _said(url: str, messages: object) -> str:
     body = {"model": _MODEL, "messages": messages, "temperature": 0}
-    status, answer = call(f"{url}/v1/chat/completions", body)
+    status, answer = call(url + CHAT_PATH, body)
     if status != 200:
         raise RuntimeError(f"{status}: {answer}")
     return str(answer["choices"][0]["message"]["content"])

@@ -144,7 +144,7 @@ def proxy(
         "--master-url", config.master_url, *lists, *_ending(config, _PROXY_DRAINS_S),
     )  # fmt: skip
     command = python("proxy", *flags, "--fd", str(socket), *shlex.split(config.proxy_flags))
-    # A stack on one machine has a core to spare for these lines; a variable or a flag ends them.
+    # The variable or a flag of the proxy turns these lines off.
     lines = os.environ.get("TRIPTYCH_LOG_REQUESTS", "true")
     environment = {"ADMIN_API_KEY": admin_key, "TRIPTYCH_LOG_REQUESTS": lines}
     return Service(

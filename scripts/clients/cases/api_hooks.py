@@ -39,9 +39,9 @@ def map_body(context: Any, body: Any) -> Any:
 def _answerable(body: dict[str, Any], plain: dict[str, Any], turn: int) -> dict[str, Any]:
     """A plain request with at most one of the other fields: all of them together always contradict
     each other."""
-    others = sorted(name for name in body if name not in (*plain, "stream", "stream_options"))
     if turn % 3 == 0:
         return plain  # of a route whose fields are not described all others are unknown
+    others = sorted(name for name in body if name not in (*plain, "stream", "stream_options"))
     kept = {name: body[name] for name in others[turn % (len(others) + 1) :][:1]}
     return {**kept, **plain}
 

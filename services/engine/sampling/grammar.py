@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, InvalidRequest, Unavailable
+from services.frontend.grammars.json_schema import bounded
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
 
@@ -21,7 +22,6 @@ logger = logging.getLogger(__name__)
 _KEPT = 64
 _MOST_WAITING = 256
 _MAX_STATES = 50_000  # of a lexer, 1 to 2 kB each
-_LONGEST = 300  # characters of what llguidance says: it may repeat the whole grammar
 
 
 class GrammarConstraint:
@@ -56,7 +56,7 @@ class GrammarConstraint:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         # The library does not raise: a grammar that did not compile shows here, too.
         if matcher.is_error() or not bits.any():
-            why = matcher.get_error()[:_LONGEST] or "the grammar allows no further token"
+            why = bounded(matcher.get_error()) or "the grammar allows no further token"
             raise InvalidRequest(f"grammar: {why}", param="grammar")
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
 

@@ -23,9 +23,10 @@ _PLAIN_FIRST, _GUESSES_FIRST = 2, 3  # steps of each kind before their times are
 # Times of steps; the longest and shortest do not count, as some steps are held up.
 _KEPT, _PLAIN_KEPT = 12, 5
 _OTHER = 1.5  # times as long, or as short: steps are others than before, as with longer contexts
-# Shares of the time in which guesses are made that do not pay by what is known: one for each
-# request, to learn whether it is right by now, and all that may be, to learn what they cost.
-_FOR_LOOKS, _FOR_COSTS = 0.02, 0.01
+# Shares of the time that go to guesses which do not pay by what is known. A probe is one guess for
+# each request: it shows whether guesses are right by now. To know what a guess costs, all that may
+# be are made.
+_PROBE_SHARE, _COST_SHARE = 0.02, 0.01
 
 _OF_REQUEST, _OF_ALL = 0.9, 0.99  # weight of what was seen before, at each further draft
 _PRIOR = 5.0  # guesses of all requests that count for one that is new
@@ -55,7 +56,7 @@ class _Load:
     # what steps with guesses took more, and how many were guessed in them
     guess: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     since_plain: int = 0  # steps since the last without guesses
-    since_look_s: float = 0.0  # that steps have taken since
+    since_probe_s: float = 0.0  # that steps have taken since
     since_costs_s: float = 0.0
 
     @property
@@ -91,12 +92,12 @@ class DraftBudget:
         self._all = _Chance(_PRIOR * _FIRST, _PRIOR)
         self._chances: WeakKeyDictionary[Request, _Chance] = WeakKeyDictionary()
         self._guessed = 0  # in the step under way
-        self._look = False  # whether it guesses a token for those for whom none pays
+        self._probes = False  # whether each request has a guess in it, also where that does not pay
         self._plain = True  # whether none may be guessed in it
 
     def of_step(self, requests: Sequence[Request], decoding: int) -> list[int]:
         """How many tokens to guess for each of `requests` in a step in which `decoding` decode."""
-        self._guessed, self._look = 0, False
+        self._guessed, self._probes = 0, False
         counts = self._counts(requests, decoding)
         self._plain = not any(counts)
         return counts
@@ -111,11 +112,11 @@ class DraftBudget:
             return [0] * len(requests)
         every = self._tokens * len(requests)
         known = len(load.guess) >= _GUESSES_FIRST
-        if not known or _FOR_COSTS * load.since_costs_s > every * load.guess_s:
+        if not known or _COST_SHARE * load.since_costs_s > every * load.guess_s:
             return [self._tokens] * len(requests)
         counts = self._paying([self._chance(request) for request in requests], decoding, load)
-        if _FOR_LOOKS * load.since_look_s > counts.count(0) * load.guess_s:
-            self._look = 0 in counts
+        if _PROBE_SHARE * load.since_probe_s > counts.count(0) * load.guess_s:
+            self._probes = 0 in counts
             counts = [max(1, count) for count in counts]
         return counts
 
@@ -151,13 +152,13 @@ class DraftBudget:
         if load is None or work.computed:
             return
         load.since_plain += 1
-        load.since_look_s += seconds
+        load.since_probe_s += seconds
         load.since_costs_s += seconds
         if self._plain:
             load.took_plain(seconds)
-        elif self._look:
-            # Says nothing of the time: a draft model first computes what it has passed over.
-            load.since_look_s = 0.0
+        elif self._probes:
+            # Its time is not kept: a draft model computes first what it has passed over.
+            load.since_probe_s = 0.0
         elif self._guessed:
             load.guess.append((seconds - load.plain_s, self._guessed))
             load.since_costs_s = 0.0

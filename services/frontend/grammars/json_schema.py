@@ -164,11 +164,12 @@ def _explained(message: str) -> str:
     """What llguidance says of a grammar, with what a client can do about it."""
     said, found, keys = message.strip().partition("Unimplemented keys: ")
     if not found:
-        return _bounded(said)
+        return bounded(said)
     names = ", ".join(word.strip(' "') for word in keys.strip().strip("[]").split(","))
     hint = "; it is ignored where `strict` is not set"
-    return _bounded(f"{said}this cannot be enforced: {names}") + hint
+    return bounded(f"{said}this cannot be enforced: {names}") + hint
 
 
-def _bounded(message: str) -> str:
+def bounded(message: str) -> str:
+    """What llguidance says, cut where it is too long for an error."""
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST - 1]}…"

@@ -199,5 +199,5 @@ def test_a_step_in_which_a_draft_model_only_catches_up_is_not_one_without_guesse
         assert budget.of_step([request], 1) == [MOST]
         budget.checked(request, MOST, 0)
         budget.took(Work(requests=1), 0.25)
-    # Each guess takes as long as a step, and none was right: at most one is made, to look again.
+    # Each guess takes as long as a step, and none was right: at most one is made, as a probe.
     assert budget.of_step([request], 1) <= [1]

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +124,9 @@ def test_one_that_replaces_another_and_that_one_write_to_one_log(
     log = tmp_path / "proxy.log"
     log.write_text("of an earlier stack\n")
     processes.start([talking("old")])
-    while not log.read_text().count("old"):
+    deadline = time.monotonic() + 60
+    while "old" not in log.read_text():
+        assert time.monotonic() < deadline
         processes.pause()
     processes.replace(talking("new"), 60.0, 60.0)
     processes.stop(60.0)
