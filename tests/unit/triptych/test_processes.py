@@ -106,10 +106,12 @@ def test_one_that_cannot_be_started_again_is_once_it_can(tmp_path: Path) -> None
         processes.stop(0.0)
 
 
+# Says once that it is ready, as a proxy does; each line is one write, or two processes mix theirs.
 TALKING = """
-import itertools, signal, sys, time
+import itertools, os, sys, time
 for number in itertools.count():
-    print(f"{sys.argv[1]} {number} ready on http://", flush=True)
+    what = "ready on http://" if number == 0 else "working"
+    os.write(1, f"{sys.argv[1]} {number} {what}\\n".encode())
     time.sleep(0.01)
 """
 
