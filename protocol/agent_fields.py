@@ -12,7 +12,7 @@ _AS_CHAT = "As of chat completions."
 _RENDER = "Read by vLLM's render routes only."
 _UNMARKED = "outputs carry no mark."
 _COMPUTED = "The prompt is computed here: handles are followed in chats and completions."
-_USE_CHATS = "vLLM's EPD protocol is spoken in chat completions."
+_ENCODED = "Where embeddings of its pictures are, as of chat completions."
 
 RESPONSES: tuple[RequestField, ...] = (
     _R.works("input", "A text, or items: messages, calls and their results, reasoning.", "Hi"),
@@ -63,6 +63,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("include_reasoning", "false leaves out items of reasoning.", False),
     _R.works("chat_template", _AS_CHAT, "{{ messages[0].content }}"),
     _R.works("chat_template_kwargs", _AS_CHAT, {"a": 1}),
+    _R.works("ec_transfer_params", _ENCODED, {}),
     _R.refused("background", "keep the connection open, or stream.", True, False),
     _R.refused("conversation", "use previous_response_id.", "c"),
     _R.refused("prompt", "send the prompt itself.", {"id": "p"}),
@@ -74,7 +75,6 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.refused("previous_input_messages", "send them as input.", [{}], []),
     _R.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
     _R.refused("watermarking", _UNMARKED, True, False),
-    _R.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _R.refused("media_io_kwargs", "use mm_processor_kwargs.", {"video": {"fps": 1}}, {}),
     _R.harmless("stream_options", "Usage is always told; nothing is padded.", {}),
     _R.harmless("safety_identifier", "The Authorization header names the caller.", "u"),
@@ -116,9 +116,9 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.works("output_format", "As output_config.format.", _SCHEMA),
     _M.works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}),
     _M.works("cache_salt", _AS_CHAT, "s"),
+    _M.works("ec_transfer_params", _ENCODED, {}),
     _M.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
     _M.refused("watermarking", _UNMARKED, True, False),
-    _M.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("mcp_servers", "the client runs the tools here.", [{"type": "url"}], []),
     _M.refused("container", "nothing is run here.", "c"),
     _M.refused("thread", "no conversation is kept here: send all of it.", {"type": "create"}),

@@ -74,6 +74,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    ec_transfer_params: Json | None = None
 
 
 _RAW: Json = {

@@ -64,6 +64,7 @@ AGENTS: Mapping[str, str] = MappingProxyType(
         "previous_response_id": "passed on, to the worker that has that response; 400 where the"
         " proxy has --workers 2 or more.",
         "store": "passed on; the worker that answers keeps the response.",
+        "ec_transfer_params": OPENAI["ec_transfer_params"],
     }
 )
 """Of responses and messages, which go to one worker."""
@@ -75,7 +76,6 @@ def with_dialects(rows: Iterable[RequestField]) -> tuple[RequestField, ...]:
 
 
 def _told(row: RequestField) -> RequestField:
-    if row.routes[0] in ("responses", "messages"):
-        return dataclasses.replace(row, openai=AGENTS.get(row.name, ""))
     name = row.name
-    return dataclasses.replace(row, tokens=TOKENS.get(name, ""), openai=OPENAI.get(name, ""))
+    relayed = AGENTS if row.routes[0] in ("responses", "messages") else OPENAI
+    return dataclasses.replace(row, tokens=TOKENS.get(name, ""), openai=relayed.get(name, ""))

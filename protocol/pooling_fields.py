@@ -77,6 +77,7 @@ WORKS = (
     works("chat_template", _AS_CHAT, "{{ messages[0].content }}", routes=_E),
     works("chat_template_kwargs", _AS_CHAT, {"a": 1}, routes=_E),
     works("mm_processor_kwargs", _AS_CHAT, {"max_pixels": 65536}, routes=_E),
+    works("ec_transfer_params", _AS_CHAT, {}, routes=_E),
     works("text_1", "A text, or texts: one for each of text_2, or one for all.", "Hi", routes=_S),
     works("text_2", "A text, or texts.", ["Ho"], routes=_S),
     works("queries", "As text_1.", "Hi", routes=_S),

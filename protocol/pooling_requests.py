@@ -20,7 +20,7 @@ MAX_INPUTS = 2048
 _CHAT = (
     "messages", "model", "add_special_tokens", "add_generation_prompt", "continue_final_message",
     "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "priority", "cache_salt",
-    "request_id", "truncate_prompt_tokens", "truncation_side",
+    "request_id", "truncate_prompt_tokens", "truncation_side", "ec_transfer_params",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ class EmbeddingRequest(TextFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
 
 
 class ClassifyRequest(TextFields, kw_only=True):

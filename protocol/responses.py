@@ -79,6 +79,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
+    ec_transfer_params: Json | None = None
 
 
 _RESPONSES = RequestParser.of(

@@ -18,7 +18,6 @@ import uvloop
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
-from protocol.fleet_key import FleetKey
 from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
 from protocol.termination import ended_by_sigterm
@@ -123,17 +122,18 @@ async def run(
     connect_s = config.connect_timeout
     client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
     masters = UpstreamClient(connect_s, key=key, tls=tls)  # the workers' API key is not for them
-    gateway = make_gateway(config, models, client, masters)
+    gateway = make_gateway(config, models, client, masters, key)
     app = served(gateway, access, siblings)
     beside = siblings.answered(gateway.metrics.render) if siblings else contextlib.nullcontext()
     try:
         async with beside:
-            await _serve(gateway, app, listener, key, access)
+            await _serve(gateway, app, listener, access)
     finally:
         gateway.log.flush()
         if gateway.tracer is not None:
             # In a thread: to close it is to send the spans that wait, which blocks.
             await asyncio.to_thread(gateway.tracer.close)
+        gateway.pools.close()
         await masters.close()
         await client.close()
         if models is not None:
@@ -151,15 +151,13 @@ def _models(config: ProxyConfig) -> Models | None:
         raise ConfigError(f"{error.message} ({hint})") from None
 
 
-async def _serve(
-    gateway: Gateway, app: ASGIApp, listener: socket.socket, key: FleetKey, access: Access
-) -> None:
+async def _serve(gateway: Gateway, app: ASGIApp, listener: socket.socket, access: Access) -> None:
     config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
     async with grpc_doors(gateway, access):
         if config.dialect == "tokens":
             await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
             return
-        relay = Relay(gateway, key)
+        relay = Relay(gateway)
         try:
             entry = Entry(access.clients, config)
             await serving.serve(app, listener, relay, life, entry, config)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.admission import Admission, InFlight, QueueLimits
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch, Retrying
@@ -30,6 +31,7 @@ from proxy.tokens.pipeline import Pipeline
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
+from proxy.upstream.pools import ConnectionPools
 from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.tasks import supervised
@@ -39,9 +41,14 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 def make_gateway(
-    config: ProxyConfig, models: Models | None, client: UpstreamClient, masters: UpstreamClient
+    config: ProxyConfig,
+    models: Models | None,
+    client: UpstreamClient,
+    masters: UpstreamClient,
+    key: FleetKey = NO_KEY,
 ) -> Gateway:
-    """Everything a proxy consists of; the caller owns `client`, that to `masters`, `models`."""
+    """Everything a proxy consists of; the caller owns `client`, that to `masters`, `models`, and
+    the gateway's `pools`. `key`: what workers know this proxy by."""
     pools = models is not None and any(one.info.pooler is not None for one in models.all)
     fleet = make_fleet(config, pools=pools, own=own_models(config, models))
     fleet.subscribe(MistakeLog(fleet).look)
@@ -67,7 +74,7 @@ def make_gateway(
         first = {"following the master": lambda: watcher.once(0.0), **first}
         beside |= {"following the master": watcher.run, "reporting to the master": reporter.run}
     return make_core(
-        config, fleet, client, metrics, planner, models, lambda: running(first, beside)
+        config, fleet, client, metrics, planner, models, lambda: running(first, beside), key
     )
 
 
@@ -111,8 +118,9 @@ def make_core(
     planner: Planner,
     models: Models | None = None,
     beside: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    key: FleetKey = NO_KEY,
 ) -> Gateway:
-    """A gateway around a fleet and a planner."""
+    """A gateway around a fleet and a planner; its `pools` are the caller's to close."""
     in_flight = InFlight(config.max_in_flight)
     metrics.watch_in_flight(lambda: in_flight.count)
     retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
@@ -121,9 +129,26 @@ def make_core(
     encode_stage = EncodeStage(dispatch, client, config.encode_timeout, config.encode_patience)
     stages = TokensStages(WorkerCalls(client, dispatch, times), encode_stage, planner)
     pipeline = Pipeline(stages, planner, dispatch, config.request_timeout)
+    pools = _pools(config, fleet, metrics, key)
     return Gateway(
-        config, models, fleet, client, metrics, in_flight, planner, dispatch, pipeline, beside
+        config, models, fleet, client, pools, metrics, in_flight, planner, dispatch, pipeline,
+        beside,
+    )  # fmt: skip
+
+
+def _pools(
+    config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics, key: FleetKey
+) -> ConnectionPools:
+    pools = ConnectionPools(
+        lambda: (instance.url for instance in fleet.asked()),
+        config.connect_timeout,
+        config.encode_at_once,
+        metrics.traffic,
+        key,
+        config.client_context(),
     )
+    fleet.subscribe(lambda: pools.give_up(fleet.asked()))
+    return pools
 
 
 @contextlib.asynccontextmanager

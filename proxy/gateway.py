@@ -25,6 +25,7 @@ from proxy.request_log import RequestLog, note_usage
 from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline, PipelineModel, Timeline
 from proxy.upstream.client import UpstreamClient
+from proxy.upstream.pools import ConnectionPools
 from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.frontend.spec import RenderedRequest
@@ -104,7 +105,8 @@ class Gateway:
     `config`: all flags.
     `models`: what it renders for; None if it renders nothing, so that every request is relayed.
     `fleet`: the workers that it knows.
-    `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
+    `client`: connections for rendered requests, those that are passed on, and probes.
+    `pools`: connections for relayed requests.
     `metrics`: what /metrics shows.
     `in_flight`: requests in this process, rendered and relayed ones.
     `planner`: places both.
@@ -121,6 +123,7 @@ class Gateway:
     models: Models | None
     fleet: Fleet
     client: UpstreamClient
+    pools: ConnectionPools
     metrics: ProxyMetrics
     in_flight: InFlight
     planner: Planner

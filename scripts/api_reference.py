@@ -92,9 +92,14 @@ _PASSED = """\
 A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
-No encode and no prefill worker is asked: pictures need decode workers that have the vision model,
-as vLLM's do. Triptych's do not: they answer 503 for a picture that they have not cached. A proxy
-that renders (dialect `tokens` or `auto`) serves these routes with pictures too.
+No prefill worker is asked. Pictures, clips and audio of `/v1/responses`, `/v1/messages`, of batches
+and of the chats of `/v1/embeddings` and `/pooling` go to encode workers first, as chats' do; the
+decode worker gets the request as it is, with `ec_transfer_params` beside it, and fetches the
+embeddings. So it reads what a URL names too, and must find there what the encoder has found. Where
+a response goes on from a stored one (`previous_response_id`), the earlier pictures are not encoded
+again: if the decode worker has dropped their embeddings and their KV, the answer is 503, and the
+client sends the pictures again. Where encoders push embeddings to consumers, these routes do
+without: their workers encode by themselves.
 
 Vectors, scores and classes of Triptych's own workers are answered as the tables above say: by a
 proxy that renders with workers of every role that prefills, by one that relays with those that

@@ -18,7 +18,6 @@ from proxy.relay.data_urls import DataUrls
 from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
 
-_MARKS = (b'_url"', b'input_audio"')
 # vLLM's connectors look for each of these keys, though prefill is what fills them.
 _REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -28,7 +27,7 @@ _REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
-_HANDLES = "kv_transfer_params"
+_HANDLES, _PARAMS = "kv_transfer_params", "ec_transfer_params"
 TOKEN_IDS = "return_token_ids"
 # Each would contradict a single token that is not streamed.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
@@ -128,7 +127,7 @@ class RequestBody:
         message = {"role": "user", "content": [self._named(item, name) if name else item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
         if push is not None:
-            body["ec_transfer_params"] = push
+            body[_PARAMS] = push
         return self.data_urls.fill(_encoded(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
@@ -149,6 +148,13 @@ class RequestBody:
     def bare(self) -> Body:
         """As the client sent it, without what it may not give."""
         return (self.raw,) if self.as_given else self.data_urls.fill(_encoded(self.fields))
+
+    def body_with(self, params: dict[str, Any]) -> Body:
+        """As `bare`, with `ec_transfer_params` beside those that the client gives."""
+        if not params:
+            return self.bare
+        params = _beside(self.fields.get(_PARAMS), params)
+        return self.data_urls.fill(_encoded({**self.fields, _PARAMS: params}))
 
     def decode_body(
         self,
@@ -180,8 +186,7 @@ class RequestBody:
     ) -> dict[str, Any]:
         if media is None or not media.changes_body:
             return body
-        given = body.get("ec_transfer_params")
-        params = {**given, **media.params()} if isinstance(given, dict) else media.params()
+        params = _beside(body.get(_PARAMS), media.params())
         nameable = self._nameable(media) if references else set()
         parts = [
             (item, reference.part(item.modality))
@@ -192,7 +197,7 @@ class RequestBody:
         ]
         parts += [(item, self._named(item, name)) for item, name in media.names]
         messages = replaced(body["messages"], parts)
-        return {**body, "messages": messages, **({"ec_transfer_params": params} if params else {})}
+        return {**body, "messages": messages, **({_PARAMS: params} if params else {})}
 
     def _nameable(self, media: EncodedMedia) -> set[str]:
         """Modalities whose media are named instead of sent."""
@@ -208,6 +213,11 @@ class RequestBody:
         if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
             return item.content
         return {**item.content, "uuid": name}
+
+
+def _beside(given: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """What encoders said, beside what the client says of other items."""
+    return {**given, **params} if isinstance(given, dict) else params
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
@@ -238,9 +248,3 @@ def digest_of(body: Body, *more: bytes) -> bytes:
     for part in body:
         digest.update(part)
     return digest.digest()
-
-
-def may_hold_media(body: bytes) -> bool:
-    """Whether a body could have media items, without parsing it."""
-    # Large data URLs stand last in their part: little is read before a mark is found.
-    return any(mark in body for mark in _MARKS)

@@ -14,6 +14,7 @@ from proxy.placement.own_view import by_load
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.relay.lacking import LackingWorkers, NoRoute, WorkerLacksRoute, lacks_route
 from proxy.relay.passed_answers import check_passed, checked_events
+from proxy.relay.passed_encoding import PassedEncoding
 from proxy.relay.passed_request import PassedRequest
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
@@ -32,6 +33,7 @@ class Forwarder:
         self._fleet = gateway.fleet
         self._planner = gateway.planner
         self._dispatch = gateway.dispatch
+        self._encoding = PassedEncoding(gateway)
         self._lacking = LackingWorkers()
 
     async def run(self, request: PassedRequest) -> AsyncGenerator[Answer, None]:
@@ -83,8 +85,9 @@ class Forwarder:
         request.worker = plan.decode
         end, blamed = None, len(request.blamed)
         try:
+            body = await self._body(request, plan.decode)
             with self._dispatch.calling(request, plan.decode, "decode") as call:
-                async with contextlib.aclosing(self._call(request, plan.decode)) as pieces:
+                async with contextlib.aclosing(self._call(request, plan.decode, body)) as pieces:
                     async for piece in pieces:
                         yield piece
             end = AttemptEnd(False, (), call.elapsed_s)
@@ -97,25 +100,35 @@ class Forwarder:
         if request.only is not None:
             return Plan(request.only)
         if not request.route.computes:
-            return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
+            return self._by_load(request)
         tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
         need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
         plan = await self._dispatch.placed(request, lambda: self._planner.place(request, need))
         if plan.decode not in self._lacking.of(request.route):
             return plan
         # A master has no other worker that decodes; one that prefills may have the route.
-        return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
+        return self._by_load(request)
+
+    def _by_load(self, request: PassedRequest) -> Plan:
+        fleet, media = self._fleet, bool(request.items)
+        return by_load(fleet, _ONE_WORKER, request.avoid, request.model, media=media)
+
+    async def _body(self, request: PassedRequest, instance: Instance) -> bytes:
+        """What the worker is sent: with embeddings of the media, where it needs them."""
+        if request.read is None or not self._encoding.needed(request, instance):
+            return request.body
+        with request.record.during("encode"):
+            params = await self._encoding.params(request, instance)
+        return b"".join(request.read.body_with(params))
 
     async def _call(
-        self, request: PassedRequest, instance: Instance
+        self, request: PassedRequest, instance: Instance, body: bytes
     ) -> AsyncGenerator[Answer, None]:
         config = self._config
         answer_s = config.first_token_timeout if request.stream else config.decode_timeout
         patience = Patience(request.deadline, answer_s, config.stall_timeout, instance)
         url = instance.url + request.target
-        opened = self._client.opened(
-            request.route.method, url, request.body, request.headers, patience
-        )
+        opened = self._client.opened(request.route.method, url, body, request.headers, patience)
         async with opened as answer:
             if answer.head.status == 200 and answer.head.is_stream:
                 pieces = answer.events()

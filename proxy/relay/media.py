@@ -13,6 +13,7 @@ MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
 )
 _EMBEDS = "_embeds"
+_MARKS = (b'_url"', b'input_audio"')
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,9 @@ def replaced(messages: list[Any], parts: Sequence[tuple[MediaItem, dict[str, Any
     for item, part in parts:
         messages[item.message]["content"][item.part] = part
     return messages
+
+
+def may_hold_media(body: bytes) -> bool:
+    """Whether a body could have media items, without parsing it."""
+    # Large data URLs stand last in their part: little is read before a mark is found.
+    return any(mark in body for mark in _MARKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -11,7 +12,9 @@ from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
+from proxy.relay.media import MediaItem
 from proxy.relay.model_list import OwnNames
+from proxy.relay.passed_media import media_passed
 from proxy.relay.passed_routes import PassedRoute
 from proxy.relay.request import for_worker, named_id
 from proxy.relay.stored_responses import is_stored, previous_of
@@ -41,6 +44,8 @@ class PassedRequest(RequestState):
     previous: str = ""  # the stored response that it goes on from
     stored: bool = False  # whether its response is kept for later ones
     worker: Instance | None = None  # the one that was asked last
+    read: RequestBody | None = None  # of a JSON body
+    items: Sequence[MediaItem] = ()  # media in it that an encoder could encode
 
     @property
     def target(self) -> str:
@@ -58,6 +63,7 @@ class PassedRequests:
         self._names = OwnNames(gateway.fleet, gateway.config.served_names)
         self._keyed = gateway.config.asks_for_api_keys
         self._min_priority = gateway.config.min_priority
+        self._most_media = gateway.config.limit_mm_per_prompt
 
     def read(
         self, route: PassedRoute, request: Request, body: bytes, deadline: Deadline
@@ -83,6 +89,13 @@ class PassedRequests:
             passed.model = request.query_params.get("model", "")
         return passed
 
+    def _encodable(self, path: str, read: RequestBody) -> list[MediaItem]:
+        chats = media_passed(path, read.fields)
+        # With too many of them its worker refuses the request: none is encoded for it.
+        if any(len(items) > self._most_media for items in chats):
+            return []
+        return [item for items in chats for item in items]
+
     @staticmethod
     def _read_form(passed: PassedRequest, request: Request) -> None:
         given = request.headers.get("content-type", "")
@@ -104,4 +117,5 @@ class PassedRequests:
             passed.previous, passed.stored = previous_of(read.fields), is_stored(read.fields)
         passed.priority = read.priority(self._min_priority)
         passed.body = b"".join(read.bare)
+        passed.read, passed.items = read, self._encodable(passed.route.path, read)
         passed.model, passed.stream = read.model, read.stream

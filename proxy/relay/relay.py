@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
-from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
-from proxy.relay.bodies import RequestBody, may_hold_media
+from proxy.relay.bodies import RequestBody
+from proxy.relay.media import may_hold_media
 from proxy.relay.model_list import OwnNames
 from proxy.relay.needs import Needs
 from proxy.relay.request import ClientRequest
@@ -20,7 +20,6 @@ from proxy.relay.stages import RelayStages
 from proxy.request_state import Caller
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
-from proxy.upstream.pools import ConnectionPools
 from proxy.upstream.time_limits import Alarm
 from services.http.callers import tenant_of
 from services.http.records import traced_headers
@@ -31,29 +30,20 @@ _TENANTS = 1024  # whose digests are kept
 
 
 class Relay:
-    """What the listener hands requests to. Owns the connections to workers, which `close` ends."""
+    """What the listener hands requests to. `close` waits for what it still tells workers."""
 
-    def __init__(self, gateway: Gateway, key: FleetKey = NO_KEY) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._metrics = gateway.metrics
         self._fleet = gateway.fleet
         self._planner = gateway.planner
         config = gateway.config
-        self._pools = ConnectionPools(
-            lambda: (instance.url for instance in self._fleet.asked()),
-            config.connect_timeout,
-            config.encode_at_once,
-            gateway.metrics.traffic,
-            key,
-            config.client_context(),
-        )
-        self._fleet.subscribe(lambda: self._pools.give_up(self._fleet.asked()))
         self._stages = RelayStages(
             config,
             gateway.metrics,
             gateway.planner,
             gateway.dispatch,
-            self._pools,
+            gateway.pools,
             Needs(gateway.fleet, gateway.frontend),
         )
         self._traffic = gateway.metrics.traffic
@@ -72,7 +62,6 @@ class Relay:
 
     async def close(self) -> None:
         await self._stages.close()
-        self._pools.close()
 
     @property
     def takes_any(self) -> bool:

@@ -10,6 +10,7 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
+from proxy.relay.encode_calls import EncodeCalls
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
 from proxy.relay.request_state import RelayedRequest, with_cached_tokens
@@ -45,7 +46,7 @@ class RelayStages:
         self._needs = needs
         self._send_media = config.send_media
         self._workers = StageWorkers(dispatch.fleet)
-        self._encoding = RelayEncodeStage(config, metrics, planner, dispatch, pools)
+        self._encoding = RelayEncodeStage(planner, dispatch, EncodeCalls(config, dispatch, pools))
         self._resumer = Resumer(config, metrics, dispatch, pools)
         self._releases = Releases()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
@@ -245,6 +246,5 @@ class RelayStages:
 
 
 def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEnd:
-    """An answer that has come to its end; each event of a stream is about a token."""
-    tokens = request.response.events if request.body.stream else 0
+    tokens = request.response.events if request.body.stream else 0  # about one an event
     return AttemptEnd(False, (), call.elapsed_s, first_s, tokens)

@@ -89,9 +89,15 @@ def rendered() -> str:
     return f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def ec_transfer_params(agent: Agent) -> None:
+    assert agent.ask(ec_transfer_params={}) == agent.ask()
+    agent.refused("ec_transfer_params", ec_transfer_params=5)
+
+
 SHARED: dict[str, AgentProbe] = {
     "model": model,
     "stream": stream,
+    "ec_transfer_params": ec_transfer_params,
     "temperature": temperature,
     "top_p": likeliest_only(top_p=1e-6),
     "top_k": likeliest_only(top_k=1),

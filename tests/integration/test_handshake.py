@@ -1,17 +1,17 @@
 """Our workers driven the way vLLM's EPD proxies drive theirs: chat requests and handles only."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.conftest import ModelDir
-from tests.support.clients import body_of
+from tests.support.clients import body_of, openai_messages
 from tests.support.clips import clip
 from tests.support.conversations import LONG, asking, picture
 from tests.support.reference import Messages, reference_generate
-from tests.support.stack import Process, Stack, call, idle, running
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.transport_flags import TRANSPORTS, flags_of, need
 from tests.support.vllm_proxy import ask
 
@@ -33,6 +33,7 @@ class Workers:
     encode: Process
     prefill: Process
     decode: Process
+    relay: Process
 
 
 @pytest.fixture(scope="module", params=list(TRANSPORTS))
@@ -46,7 +47,9 @@ def workers(
         started = [stack.start(f"services.{name}", *flags) for name in names]
         for process in started:
             process.wait_ready()
-        yield Workers(stack, *started)
+        encode, prefill, decode = started
+        relay = proxy(stack, [encode], [prefill], [decode], "--dialect", "openai")
+        yield Workers(stack, encode, prefill, decode, relay)
         for process in started:
             idle(process)
 
@@ -125,6 +128,97 @@ def test_a_decode_worker_without_kv_prefills_by_itself(workers: Workers) -> None
     assert answer["choices"][0]["token_ids"] == reference_generate(
         workers.stack.model, messages, TOKENS, ignore_eos=True
     )
+
+
+def response_of(relay: Process, parts: list[dict[str, Any]]) -> str:
+    """What /v1/responses answers to text and pictures as chats have them."""
+    content = [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "image_url": part["image_url"]["url"]}
+        for part in parts
+    ]
+    answer = asked(
+        relay, "/v1/responses", input=[{"role": "user", "content": content}],
+        max_output_tokens=TOKENS, ignore_eos=True,
+    )  # fmt: skip
+    return str(answer["output"][0]["content"][0]["text"])
+
+
+def message_of(relay: Process, parts: list[dict[str, Any]]) -> str:
+    """As `response_of`, by /v1/messages; the pictures are what a tool has found."""
+    content = [
+        part if part["type"] == "text" else {"type": "image", "source": source_of(part)}
+        for part in parts
+    ]
+    turns = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f"}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": content}],
+        },
+    ]
+    answer = asked(relay, "/v1/messages", messages=turns, max_tokens=TOKENS)
+    return str(answer["content"][0]["text"])
+
+
+def source_of(part: dict[str, Any]) -> dict[str, Any]:
+    kind, _, data = part["image_url"]["url"].removeprefix("data:").partition(";base64,")
+    return {"type": "base64", "media_type": kind, "data": data}
+
+
+def asked(relay: Process, path: str, **fields: Any) -> Any:
+    status, answer = call(relay.url + path, {"model": "tiny", "temperature": 0, **fields})
+    assert status == 200, answer
+    return answer
+
+
+def encoded(workers: Workers) -> int:
+    counters = call(f"{workers.encode.url}/integrity")[1]["counters"]
+    return int(counters["mm_encoded"])
+
+
+@pytest.mark.parametrize("answer_of", [response_of, message_of])
+def test_a_relay_has_new_pictures_encoded_for_other_apis(
+    answer_of: Callable[[Process, list[dict[str, Any]]], str], workers: Workers
+) -> None:
+    """Also the second time, out of the caches."""
+    seed = 60 if answer_of is response_of else 70
+    parts = openai_messages(asking(picture(seed), "and", picture(seed + 1, 320, 200)))[0]["content"]
+    before = encoded(workers)
+    first = answer_of(workers.relay, parts)
+    assert first == answer_of(workers.relay, parts) and encoded(workers) == before + 2
+    other = openai_messages(asking(picture(seed + 1), "and", picture(seed, 320, 200)))[0]["content"]
+    assert answer_of(workers.relay, other) != first
+
+
+def test_a_response_with_a_new_picture_is_that_of_the_chat(workers: Workers) -> None:
+    messages = asking(picture(80), "What is in this image?")
+    body = body_of(messages, max_tokens=TOKENS, ignore_eos=True)
+    text = response_of(workers.relay, body["messages"][0]["content"])
+    choice = ask(workers.relay, body)["choices"][0]
+    assert text == choice["message"]["content"]
+    assert choice["token_ids"] == reference_generate(
+        workers.stack.model, messages, TOKENS, ignore_eos=True
+    )
+
+
+def test_a_batch_with_new_pictures_is_that_of_its_chats(workers: Workers) -> None:
+    chats = [asking(picture(90 + i), "What is in this image?") for i in range(3)]
+    body = body_of(chats[0], max_tokens=TOKENS, ignore_eos=True)
+    body["messages"] = [openai_messages(chat) for chat in chats]
+    choices = asked(workers.relay, f"{CHAT}/batch", **body)["choices"]
+    assert [choice["token_ids"] for choice in choices] == [
+        reference_generate(workers.stack.model, chat, TOKENS, ignore_eos=True) for chat in chats
+    ]
+
+
+def test_a_picture_that_cannot_be_read_is_refused_in_the_words_of_its_api(workers: Workers) -> None:
+    broken = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    content = [{"type": "input_text", "text": "?"}, broken]
+    body = {"model": "tiny", "input": [{"role": "user", "content": content}]}
+    status, answer = call(f"{workers.relay.url}/v1/responses", body)
+    assert status == 400 and answer["error"]["param"] == "input", answer
 
 
 def test_handles_of_nobody_fall_back_to_computing(workers: Workers) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.conftest import ModelDir
 from tests.support.clients import all_up, openai_messages
-from tests.support.conversations import picture_cases
+from tests.support.conversations import asking, picture, picture_cases
 from tests.support.pooling_models import (
     embedding_model,
     picture_vector_of,
@@ -128,6 +128,16 @@ def test_chats_with_pictures_are_embedded(way: str, pictures: Stack, apart: Proc
     for _ in range(2):
         with ThreadPoolExecutor(len(cases)) as pool:
             near(list(pool.map(one, cases)), expected)
+
+
+def test_a_relay_has_new_pictures_encoded(pictures: Stack) -> None:
+    relay = proxy(
+        pictures, pictures.processes[:2], [], [pictures.processes[4]], "--dialect", "openai"
+    )
+    case = asking(picture(50), "What is in this image?")
+    fields = {"messages": openai_messages(case), "add_generation_prompt": True, "model": "tiny"}
+    for path in ("/v1/embeddings", "/v1/embeddings/dense"):
+        near(vectors(asked(relay, path, **fields)), [picture_vector_of(pictures.model, case)])
 
 
 def test_a_model_of_vectors_scores_by_their_cosine(apart: Process) -> None:

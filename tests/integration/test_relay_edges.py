@@ -199,7 +199,7 @@ def test_a_worker_that_comes_back_has_a_clean_record() -> None:
 def test_workers_that_have_left_are_forgotten() -> None:
     async def work() -> None:
         async with relaying("DD") as relayed:
-            fleet, lanes = relayed.relay._fleet, relayed.relay._pools._pools
+            fleet, pools = relayed.gateway.fleet, relayed.gateway.pools._pools
             for _ in range(4):
                 assert (await relayed.post(text()))[0] == 200
             gone = fleet.decode[0]
@@ -208,7 +208,7 @@ def test_workers_that_have_left_are_forgotten() -> None:
                 fleet.add(other.workers["decode"][0].url, "decode")
                 for _ in range(4):
                     assert (await relayed.post(text()))[0] == 200
-                assert set(lanes) == {instance.url for instance in fleet.decode}
+                assert set(pools) == {instance.url for instance in fleet.decode}
                 worker = next(w for w in relayed.workers["decode"] if w.url == gone.url)
                 await eventually(lambda: worker.closed == worker.connections)
 

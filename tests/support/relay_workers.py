@@ -237,6 +237,7 @@ async def relaying(
         planner = planning(make_own_view(config, fleet, metrics))
         models = None if frontend is None else Models([frontend])
         gateway = make_core(config, fleet, client, metrics, planner, models)
+        stack.callback(gateway.pools.close)
         app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from anthropic import Anthropic, BadRequestError, beta_tool
-from report import SITE, holds, run, same
+from report import SITE, fresh, holds, run, same
 
 client = Anthropic(base_url=SITE["url"], api_key="none", max_retries=0)
 ASKED: Any = {
@@ -46,7 +46,7 @@ def picture() -> None:
         if part["type"] == "text":
             parts.append({"type": "text", "text": part["text"]})
         else:
-            data = part["image_url"]["url"].partition("base64,")[2]
+            data = fresh(part["image_url"]["url"]).partition("base64,")[2]
             source = {"type": "base64", "media_type": "image/png", "data": data}
             parts.append({"type": "image", "source": source})
     messages = [{"role": "user", "content": parts}]

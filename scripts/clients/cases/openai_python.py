@@ -7,7 +7,7 @@ from typing import Any
 import openai
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from pydantic import BaseModel
-from report import SITE, holds, run, same
+from report import SITE, fresh, holds, run, same
 
 HOW: dict[str, Any] = {"base_url": SITE["url"] + "/v1", "api_key": "none", "max_retries": 0}
 client = OpenAI(**HOW)
@@ -159,7 +159,7 @@ def response_of_a_picture() -> None:
     parts: Any = [
         {"type": "input_text", "text": part["text"]}
         if part["type"] == "text"
-        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+        else {"type": "input_image", "image_url": fresh(part["image_url"]["url"]), "detail": "auto"}
         for part in message["content"]
     ]
     items: Any = [{"role": "user", "content": parts}]

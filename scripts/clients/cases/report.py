@@ -4,9 +4,11 @@ Runs in the client's own environment, which has nothing of ours.
 """
 
 import asyncio
+import base64
 import inspect
 import json
 import os
+import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -41,6 +43,13 @@ def same(found: object, wanted: object) -> None:
     """Raises unless both are equal."""
     if found != wanted:
         raise AssertionError(f"{found!r} is not {wanted!r}")
+
+
+def fresh(url: str) -> str:
+    """The same picture in a data URL that no server has seen: with bytes behind its end."""
+    head, _, data = url.partition(";base64,")
+    new = base64.b64decode(data) + secrets.token_bytes(12)
+    return f"{head};base64,{base64.b64encode(new).decode()}"
 
 
 def holds(found: object, what: str = "") -> None:

@@ -52,6 +52,7 @@ def chat_of_message(request: CountRequest) -> ChatCompletionRequest:
         fields |= {
             "max_completion_tokens": request.max_tokens,
             "stop": request.stop_sequences,
+            "ec_transfer_params": request.ec_transfer_params,
             **{
                 name: getattr(request, name) for name in ("stream", "temperature", "top_p", "top_k")
             },

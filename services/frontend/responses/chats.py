@@ -20,6 +20,7 @@ _SAME = (
     "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "structured_outputs",
     "mm_processor_kwargs", "priority", "cache_salt", "request_id", "chat_template",
     "chat_template_kwargs", "user", "stop_token_ids", "session_id", "include_reasoning",
+    "ec_transfer_params",
 )  # fmt: skip
 # What an answer has anyway, or never has.
 _INCLUDED = ("reasoning.encrypted_content",)

@@ -18,7 +18,7 @@ from proxy.__main__ import _models
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_once
-from proxy.relay.bodies import may_hold_media
+from proxy.relay.media import may_hold_media
 from proxy.relay.response import ClientResponse
 from proxy.relay.serving import connection_class
 from proxy.upstream.answer import Answer
