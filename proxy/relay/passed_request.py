@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from protocol.bounds import MAX_CHOICES
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
@@ -90,9 +91,9 @@ class PassedRequests:
         return passed
 
     def _encodable(self, path: str, read: RequestBody) -> list[MediaItem]:
+        """Its media; none of a request that has too many, which its worker refuses."""
         chats = media_passed(path, read.fields)
-        # With too many of them its worker refuses the request: none is encoded for it.
-        if any(len(items) > self._most_media for items in chats):
+        if len(chats) > MAX_CHOICES or any(len(items) > self._most_media for items in chats):
             return []
         return [item for items in chats for item in items]
 

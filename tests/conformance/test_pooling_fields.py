@@ -285,6 +285,12 @@ def return_decoded(poolers: Poolers, route: Route) -> None:
     assert not any(name.isdigit() for name in by_text)
 
 
+def ec_transfer_params(poolers: Poolers, route: Route) -> None:
+    """Their effect is seen where a relay has pictures encoded: `tests/integration/test_pooling`."""
+    assert same(poolers.ask(route, **CHAT, ec_transfer_params={}), poolers.ask(route, **CHAT))
+    poolers.refused(route, "ec_transfer_params", ec_transfer_params=5)
+
+
 def request_id(poolers: Poolers, route: Route) -> None:
     if route in ("similarity", "sparse", "colbert"):  # their answers have no id
         assert poolers.ask(route, request_id="mine")
@@ -318,6 +324,7 @@ PROBES: dict[str, Callable[[Poolers, Route], None]] = {
     "instruction": instruction,
     "priority": priority,
     "cache_salt": cache_salt,
+    "ec_transfer_params": ec_transfer_params,
     "request_id": request_id,
     "return_decoded": return_decoded,
 }

@@ -34,8 +34,9 @@ def test_a_disk_that_fails_in_the_middle_of_prefill(
     model_dir: ModelDir, tmp_path: Path, ahead: bool
 ) -> None:
     """The offer ends while prefill has chunks to go; prefill answers, without a handle, and decode
-    computes what it cannot have. The next request is handed over again."""
-    pair = Pair(model_dir("qwen3"), tmp_path / "kv", transport="shared_storage")
+    computes what it cannot have: the disk does not tell it, so it waits for the lease to end. The
+    next request is handed over again."""
+    pair = Pair(model_dir("qwen3"), tmp_path / "kv", transport="shared_storage", lease_s=4.0)
     request = pair.request()
     if ahead:
         pair.to_decode(request)
