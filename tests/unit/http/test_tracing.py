@@ -1,5 +1,6 @@
 """Which requests are traced, and what a record's spans say."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_without_the_flag_nothing_is_imported() -> None:
         (0.0, {"traceparent": "nonsense"}, False),
     ],
 )
-def test_a_trace_that_comes_decides_and_chance_decides_otherwise(
+async def test_a_trace_that_comes_decides_and_chance_decides_otherwise(
     share: float, headers: dict[str, str], is_traced: bool, tmp_path: Path
 ) -> None:
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), share), RequestRecord(kept=False)
@@ -48,7 +49,7 @@ def test_a_trace_that_comes_decides_and_chance_decides_otherwise(
     assert bool((tmp_path / "spans").read_text()) == is_traced
 
 
-def test_an_error_is_the_spans_status(tmp_path: Path) -> None:
+async def test_an_error_is_the_spans_status(tmp_path: Path) -> None:
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), 1.0), RequestRecord("/v1/x", "id")
     tracer.begin(record)
     with record.during("place"):
@@ -61,7 +62,7 @@ def test_an_error_is_the_spans_status(tmp_path: Path) -> None:
     assert place["parent_id"] == request["context"]["span_id"]
 
 
-def test_workers_get_the_span_of_the_proxy_in_place_of_the_clients(tmp_path: Path) -> None:
+async def test_workers_get_the_span_of_the_proxy_in_place_of_the_clients(tmp_path: Path) -> None:
     record = RequestRecord(kept=False)
     assert traced({"a": "b"}, record) == {"a": "b"}
     record.trace_headers = {"traceparent": GIVEN, "tracestate": "vendor=1"}
@@ -99,7 +100,7 @@ def test_a_clients_trace_goes_on_if_it_has_the_form_of_one(
     assert traced_headers(headers) == (given if passed is None else passed)
 
 
-def test_a_stage_is_linked_to_those_that_made_its_tensors(tmp_path: Path) -> None:
+async def test_a_stage_is_linked_to_those_that_made_its_tensors(tmp_path: Path) -> None:
     """In whichever order the calls began."""
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), 1.0), RequestRecord()
     tracer.begin(record)
@@ -114,6 +115,38 @@ def test_a_stage_is_linked_to_those_that_made_its_tensors(tmp_path: Path) -> Non
     }
     assert links["prefill"] == ["encode", "encode"] and links["decode"] == ["prefill"]
     assert links["encode"] == []
+
+
+async def test_spans_are_made_together_a_moment_later(tmp_path: Path) -> None:
+    """With the ids that calls have brought; those that wait are bounded."""
+    tracer = Tracer("proxy", str(tmp_path / "spans"), 1.0)
+    told = []
+    for number in range(100):
+        record = RequestRecord("/v1/x", str(number))
+        record.trace_headers = {"traceparent": GIVEN} if number % 2 else {}
+        tracer.begin(record)
+        told.append(record.trace_headers["traceparent"].split("-")[1:3])
+        call = record.begin("decode", record.start, "http://w")
+        tracer.end(record)
+        call.end = record.ended_at + 5.0  # it went on: its span ends with the request's
+        assert len(tracer._ended) == (number + 1) % 64
+    await asyncio.sleep(0.8)
+    assert not tracer._ended
+    tracer.close()
+    spans = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+    requests = {s["attributes"]["triptych.request_id"]: s for s in spans if s["name"] != "decode"}
+    for number, (trace_id, span_id) in enumerate(told):
+        found = requests[str(number)]
+        assert found["context"]["trace_id"] == f"0x{trace_id}"
+        assert found["context"]["span_id"] == f"0x{span_id}"
+        assert found["parent_id"] == (f"0x{GIVEN.split('-')[2]}" if number % 2 else None)
+    for part in spans:
+        if part["name"] == "decode":
+            owner = next(
+                s for s in requests.values() if s["context"]["span_id"] == part["parent_id"]
+            )
+            assert part["end_time"] <= owner["end_time"]
+    assert len({s["context"]["span_id"] for s in spans}) == 200
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
