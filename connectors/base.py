@@ -1,4 +1,4 @@
-"""What the engine asks of an EC (encoder cache) connector, whatever the transport: a producer puts
+"""What the engine asks of an EC (encoder cache) connector over any transport: a producer puts
 the tensors of a media item under its mm_hash, consumers get them. For KV see `connectors.kv.base`.
 
 What takes time is polled from the engine's step loop: calls return at once, except that embeddings

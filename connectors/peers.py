@@ -191,8 +191,8 @@ class Peers:
             self.lost(address)
 
     def lost(self, address: Address) -> None:
-        """A producer is gone, by whatever address it is known: what is there next must introduce
-        itself again."""
+        """A producer is gone, with all addresses that it is known by: the next one there must
+        introduce itself again."""
         here = [key for key in self._handshakes if key[0] == address]
         gone = {self._end(key) for key in here} - {None}
         for key in [key for key, known in self._handshakes.items() if known.producer in gone]:

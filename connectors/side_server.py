@@ -1,8 +1,8 @@
 """The producer's end of the side channel: one ROUTER per engine.
 
 It carries handshakes, offers and acknowledgements, never tensors. Both ends are polled from the
-engine's step loop. Whatever is not one of our messages, or of another version, is refused, counted
-and logged once; it never raises.
+engine's step loop. A message that is not ours, or of another version, is refused, counted and
+logged once; it never raises.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SideServer:
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
         self._put_off: deque[list[bytes]] = deque()
-        # Nothing lingers: consumers see the connection end, whatever was still to be said.
+        # Nothing lingers: consumers see the connection end, even with messages unsent.
         self._socket: zmq.Socket[bytes] = open_socket(zmq.ROUTER, linger_ms=0)
         if curve is not None:
             curve.serve(self._socket)

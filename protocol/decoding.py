@@ -28,10 +28,10 @@ def decoded(
     *,
     fail: Callable[[str], Exception],
 ) -> _T:
-    """`data` as `type`; whatever is wrong with it raises `fail(what)`.
+    """`data` as `type`; data with a fault raises `fail(what)`.
 
-    That is JSON that is malformed or not of that type, bytes that are not UTF-8, and nesting deeper
-    than the decoder goes.
+    Faults are JSON that is malformed or not of that type, bytes that are not UTF-8, and nesting
+    deeper than the decoder goes.
     """
     try:
         return msgspec.json.decode(data, type=type)

@@ -54,7 +54,7 @@ class BlockStored(CacheEvent):
     token_ids: list[int] = []  # `block_size` for each block
     block_size: int = 0  # tokens in one block
     lora_id: int | None = None  # vLLM's; not used
-    # where the blocks lie: GPU or None for the pool, on whatever device; CPU or DISK below it
+    # where the blocks lie: GPU or None for the pool, on any device; CPU or DISK below it
     medium: str | None = None
     lora_name: str | None = None  # the LoRA adapter that computed them, None for the model itself
     extra_keys: list[list[Any] | None] | None = None  # one entry per block, None for no entries

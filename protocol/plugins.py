@@ -45,7 +45,7 @@ def find_plugin(group: Group, name: str) -> Any | None:
         raise ConfigError(f"{packages} both offer '{name}' as triptych.{group}: remove one of them")
     try:
         return found[0].load()
-    except Exception as error:  # whatever its modules raise while they are imported
+    except Exception as error:  # any error of its modules while they are imported
         raise ConfigError(
             f"'{name}' of {_package(found[0])} (triptych.{group}) cannot be loaded: "
             f"{type(error).__name__}: {error}"

@@ -48,12 +48,12 @@ class Rates(msgspec.Struct, frozen=True, omit_defaults=True):
     decode_ms_per_context_token`.
     """
 
-    encode_base_ms: Amount = 0.0  # milliseconds of an encoder run, whatever its size
+    encode_base_ms: Amount = 0.0  # milliseconds of an encoder run of any size
     encode_ms_per_token: Amount = 0.0  # and for each embedding
-    prefill_base_ms: Amount = 0.0  # milliseconds of a prompt, whatever its length
+    prefill_base_ms: Amount = 0.0  # milliseconds of a prompt of any length
     prefill_ms_per_token: Amount = 0.0  # and for each token that is computed
     prefill_ms_per_cached_token: Amount = 0.0  # and for each token whose KV is reused
-    decode_base_ms: Amount = 0.0  # milliseconds of a decode step, whatever its batch
+    decode_base_ms: Amount = 0.0  # milliseconds of a decode step of any batch
     decode_ms_per_request: Amount = 0.0  # and for each request in the batch
     decode_ms_per_context_token: Amount = 0.0  # and for each token of their contexts
     # until KV in host memory is back, for each token; 0: not measured yet
@@ -147,7 +147,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`generation` empty: whichever life it is in. `failed`, where it deregisters: it does not mean
+    """`generation` empty: any generation. `failed`, where it deregisters: it does not mean
     to, but cannot go on."""
 
     instance_id: Name

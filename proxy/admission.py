@@ -33,8 +33,8 @@ class QueueLimits:
 
 
 class InFlight:
-    """Requests in this process, from their headers to their answers' end, whatever becomes of
-    them; at most `limit`."""
+    """Requests in this process, from their headers to their answers' end, with any
+    outcome; at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -109,7 +109,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
 
 
 def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -> ASGIApp:
-    """The application behind its keys and the rules for browsers; whatever it answers, refusals
+    """The application behind its keys and the rules for browsers; every answer, a refusal
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway, siblings), access), gateway.config)
     paths = (*GENERATING_PATHS, *(POOLING_PATHS if pools(gateway) else ()))

@@ -59,6 +59,6 @@ class ModelOptions(FrontendOptions):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Of --served-model-name, whichever model they are given to."""
+        """Of --served-model-name, for all models."""
         names = self.served_model_name.replace(_SEVERAL, ",").split(",")
         return tuple(name.strip() for name in names if name.strip())

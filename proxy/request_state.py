@@ -1,4 +1,4 @@
-"""What the proxy knows of a request on its way, whatever protocol its workers speak."""
+"""What the proxy knows of a request on its way, in either dialect."""
 
 from __future__ import annotations
 

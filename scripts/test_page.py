@@ -59,7 +59,7 @@ class Checks:
         self.phone()
 
     def page(self, size: dict[str, int] | None = None, scheme: str = "light") -> Page:
-        """A new browser profile's page; whatever it complains of fails the check."""
+        """A new browser profile's page; any complaint of it fails the check."""
         context = self._browser.new_context(viewport=size or DESKTOP, color_scheme=scheme)
         page: Page = context.new_page()
         page.on("pageerror", lambda error: self._complain(str(error)))
@@ -140,7 +140,7 @@ class Checks:
         page.context.close()
 
     def attack(self) -> None:
-        """Whatever an answer, an id or a model's name says stays text."""
+        """An answer, an id and a model's name stay text."""
         body = {"model": ATTACK, "messages": [{"role": "user", "content": "x"}]}
         headers = {"content-type": "application/json", "x-request-id": ATTACK}
         asked = urllib.request.Request(

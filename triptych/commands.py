@@ -79,7 +79,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "any": Command(
             "One worker",
-            "encode, prefill or decode, whichever the master says at the time",
+            "encode, prefill or decode, as the master says at the time",
             _worker("ANY"),
             True,
         ),

@@ -85,7 +85,7 @@ class _Media:
 
 @dataclass(frozen=True)
 class _AskedVector(Asked):
-    """For the vector of a text or of a conversation with pictures, whatever the parameters."""
+    """For the vector of a text or of a conversation with pictures, with any parameters."""
 
     @property
     def path(self) -> str:

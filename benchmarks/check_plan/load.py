@@ -78,7 +78,7 @@ class Sender:
         task.add_done_callback(partial(self._ended, record))
 
     def _ended(self, record: Record, task: asyncio.Task[None]) -> None:
-        """Whatever it ended with: a session whose turn is never over would go silent."""
+        """Also after an error: a session whose turn is never over would go silent."""
         self._tasks.discard(task)
         if task.cancelled():  # the run is over
             return

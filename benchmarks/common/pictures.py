@@ -42,7 +42,7 @@ class Question:
         return bool(facts_of(self.kind, self.answer, self.answer))
 
     def matches(self, answer: str) -> bool:
-        """Whether `answer` is right, in whatever words: it must name everything that the right
+        """Whether `answer` is right, in any words: it must name everything that the right
         answer names (colours, things, numbers), and nothing else of the same sort."""
         return agrees(self.kind, answer, self.answer)
 

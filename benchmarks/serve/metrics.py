@@ -41,7 +41,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers, in whatever words, by kind of question; a failed request is a wrong answer."""
+    """Right answers, in any words, by kind of question; a failed request is a wrong answer."""
 
     right: Counter[str]
     asked: Counter[str]

@@ -162,7 +162,7 @@ class Fleet:
         self.wake(consumer)
 
     def _find_embedding(self, engine: Engine, action: AskEmbedding) -> None:
-        """At the encoder named, or at whichever has it; where none has, it is waited for."""
+        """At the encoder named, or at one that has it; where none has, it is waited for."""
         named = self._producer(action.host, action.port) if action.host else None
         encoders = [e for e in self._engines.values() if e.settings.encodes and e not in self.dead]
         found = (e.ec.rows_of(action.mm_hash) for e in ([named] if named else encoders))

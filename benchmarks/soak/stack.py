@@ -174,7 +174,7 @@ def running(
     model: str = MODEL,
     flags_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Stack]:
-    """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
+    """A stack that is ready; its processes are ended on leaving. Its proxies ask a `master`
     or have lists. In float32 an answer does not depend on what is computed beside it. `interposed`:
     every second worker is behind an `Interposer`, whose address masters are told. `flags_of`: more
     of them for workers, by role."""
@@ -210,8 +210,8 @@ def running(
 
 @contextlib.contextmanager
 def started(stack: Stack) -> Iterator[Stack]:
-    """Masters, then workers, then proxies, each group ready before the next; whatever runs on
-    leaving is ended."""
+    """Masters, then workers, then proxies, each group ready before the next; those that run on
+    leaving are ended."""
     try:
         for group in (stack.masters, stack.workers, stack.proxies):
             for one in group:

@@ -15,7 +15,7 @@ from connectors.side_server import Sender
 @dataclass(eq=False)
 class StoredEntry:
     """Where an entry lies in the store's memory. `readers` counts grants: while there are any, the
-    bytes stay as they are, whatever becomes of the entry."""
+    bytes stay as they are, even if the entry is evicted."""
 
     offset: int
     tensors: list[ECTensor]

@@ -42,7 +42,7 @@ class LeaseFiles:
         self._wanted: set[str] | None = None
 
     def kept(self, mm_hash: str) -> set[str]:
-        """The requests, by short name, that an entry is kept for, whichever instance put it."""
+        """The requests, by short name, that an entry of any instance is kept for."""
         return kept_in(self._root / mm_hash)
 
     def keep(self, mm_hash: str, holder: str) -> bool:
@@ -50,7 +50,7 @@ class LeaseFiles:
         full.
 
         The mark is there before it is seen whether the request was done, and `done` looks in the
-        other order: whichever comes second sees the first.
+        other order: the second of the two sees the first.
         """
         kept, done = self._kept(mm_hash, holder), self._done(mm_hash, holder)
         try:

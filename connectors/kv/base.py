@@ -1,4 +1,4 @@
-"""What the engine asks of a KV connector, whatever the transport: a producer offers blocks of
+"""What the engine asks of a KV connector over any transport: a producer offers blocks of
 its cache for a request, one consumer fetches them into blocks of its own and confirms.
 
 Calls return at once, handles have one owner and one end, as in `connectors.base`.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # engines without a model have connectors too
     import torch
 
 REGION = "kv"
-"""The name of a pool's memory, on whatever transport."""
+"""The name of a pool's memory, on any transport."""
 
 
 class Fence(Protocol):

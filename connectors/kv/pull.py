@@ -144,7 +144,7 @@ class PullKV(KVConnector):
         self._then(request_id, ticket, lambda: self.producer.advance(request_id, blocks))
 
     def _then(self, request_id: str, ticket: Transfer | None, action: Callable[[], None]) -> None:
-        """Act once the ticket, and whatever was to be done for the request before, is through."""
+        """Act once the ticket, and every action for the request before it, is through."""
         waiting = self._waiting.get(request_id)
         if ticket is None and not waiting:
             action()

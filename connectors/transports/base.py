@@ -2,7 +2,7 @@
 region of the same name here.
 
 An engine's EC and KV connectors use one instance of a transport where they are configured alike,
-and call it from one thread. No call blocks; whatever takes time is polled. A region is registered
+and call it from one thread. No call blocks; work that takes time is polled. A region is registered
 once, when it is allocated, never per request.
 """
 

@@ -1,4 +1,4 @@
-"""UCX (ucxx): peers on other hosts, over whatever network UCX finds.
+"""UCX (ucxx): peers on other hosts, over any network that UCX finds.
 
 UCX's Python interface has no remote read. A reader names the ranges it wants in a small message and
 posts a receive for each; the owner answers from its `poll` with tagged sends. One connection serves

@@ -32,7 +32,7 @@ async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None
 
 
 async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 10.0) -> None:
-    """Until everybody who is there has said what it is, or for so long: a worker that has just come
+    """Until every worker that is there has said what it is, or for so long: one that has just come
     up can be slow to."""
     # Bounded: the port is served only after this, and one worker that never says what it is must
     # not keep the others' requests out.
@@ -44,8 +44,8 @@ async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 
 
 
 async def probe_once(fleet: Fleet, client: UpstreamClient) -> bool:
-    """Whatever one worker does to its probe, the others are probed. True if it would be worth it to
-    ask again at once."""
+    """All are probed, even if the probe of one fails. True if it would be worth it to ask again at
+    once."""
     again, _ = await asyncio.gather(
         _probe_all(fleet, client, list(fleet.to_probe())), listen(fleet, client)
     )
@@ -63,7 +63,7 @@ async def listen(fleet: Fleet, client: UpstreamClient) -> None:
 
 
 async def _listen_to(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
-    """Whatever it answers, its calls end by themselves if it is ill."""
+    """Any answer will do: the calls of an ill worker end by themselves."""
     try:
         await client.get(f"{instance.url}/health")
     except TriptychError as error:

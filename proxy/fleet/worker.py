@@ -90,7 +90,7 @@ class Instance:
     # it has not answered in time: asked only if no other worker is there, until it is probed again
     suspect: bool = False
     known: bool = False  # it has said all of what follows since it came up
-    listed: bool = False  # by a flag, so it stays whatever a master says
+    listed: bool = False  # by a flag, so it stays even if a master drops it
     known_to_master: bool = False  # a master says that it is there
     removed: bool = False  # from the fleet; it finishes what it has
     in_flight: int = 0  # calls of this proxy there

@@ -22,7 +22,7 @@ from proxy.request_state import RequestState
 logger = logging.getLogger(__name__)
 _BLOCK_SIZE = 16  # tokens; vLLM's default, until a worker has said its own
 # A master that has just started may not have heard of those there are.
-_NOBODY = ("no_worker", "no_prefill", "no_decode")
+_NO_WORKER = ("no_worker", "no_prefill", "no_decode")
 # Higher is earlier at a master; clients say it as vLLM does, lower is earlier.
 _MEDIAN_PRIORITY, _LOWEST, _HIGHEST = 50, 1, 100
 
@@ -216,5 +216,5 @@ def _is_store(target: Target | None) -> bool:
 def _is_refusal(error: TriptychError) -> bool:
     """Whether the master has looked, and the fleet is too busy."""
     if isinstance(error, Unavailable):
-        return error.code not in _NOBODY
+        return error.code not in _NO_WORKER
     return isinstance(error, RateLimited)

@@ -1,7 +1,7 @@
 """Large data URLs of a JSON body, kept aside: never decoded, never encoded, never copied.
 
-The body is parsed with a short name in the place of each; whatever is encoded again gets slices of
-the client's own bytes where the names stand.
+The body is parsed with a short name in the place of each; a part that is encoded again gets slices
+of the client's own bytes where the names stand.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class HotPath(Protocol):
 
     @property
     def takes_all(self) -> bool:
-        """Whether all are for it, whatever is in them."""
+        """Whether all are for it, with any body."""
 
     def takes(self, body: bytes) -> bool:
         """Whether a request with this body is for it."""

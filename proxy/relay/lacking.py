@@ -70,7 +70,7 @@ class _Refusal(msgspec.Struct):
 
 def lacks_route(answer: Answer, method: str, path: str) -> bool:
     """Whether a worker says that it has no such route: 405, or 404 in the words of Starlette, of
-    vLLM or of our workers. A 404 for an unknown model has other words, whatever its name is."""
+    vLLM or of our workers. A 404 for an unknown model has other words, for any name."""
     if answer.status != 404:
         return answer.status == 405
     try:

@@ -35,7 +35,7 @@ class ClientResponse:
         http_1_0: bool,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
-        """`extra`: header fields of the answer, whatever it is."""
+        """`extra`: header fields of any answer."""
         self._fields = header_lines(extra) if extra else b""
         self._transport = transport
         self.record = record

@@ -79,7 +79,7 @@ class Releases:
     def forget(self, request: RelayedRequest) -> None:
         """Reset the request, and release the KV that a prefill worker holds for it."""
         handed, pool = request.handed, request.prefill
-        # Whatever follows begins anew: what encoders and prefill made belongs to this attempt.
+        # The next attempt begins anew: what encoders and prefill made belongs to this one.
         request.media = request.handed = request.prefill = request.cached_tokens = None
         name = handed.get("remote_request_id") if handed is not None else None
         if pool is not None and isinstance(name, str):

@@ -112,7 +112,7 @@ class AnswerParser:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        # Of events only with 200: an error is read whole, whatever type it gives.
+        # Of events only with 200: an error is read whole, with any content type.
         self.is_stream = self.status == 200 and self.content_type.startswith(EVENTS)
 
     def on_body(self, body: bytes) -> None:

@@ -40,7 +40,7 @@ class Messages:
     async def post(
         self, url: str, path: str, body: bytes, deadline: float, trace: Mapping[str, str]
     ) -> Answer:
-        """What `url` answers, whatever it says; `trace`: headers that tell of the trace of the
+        """What `url` answers, errors too; `trace`: headers that tell of the trace of the
         request that it is for. Raises `CallFailed`, or `DeadlineExceeded` at `deadline`
         (`time.monotonic`)."""
         left_s = deadline - time.monotonic()

@@ -38,7 +38,7 @@ class Ticket(Generic[RequestT, OutcomeT]):
     def end(self, outcome: OutcomeT | TriptychError) -> None:
         """The wait has ended."""
         self.outcome = outcome
-        # Taken out first: each is told once, whatever it calls.
+        # Taken out first: each is told once, even if it ends the ticket again.
         told, self._told = self._told, []
         for tell in told:
             tell()

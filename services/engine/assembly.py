@@ -142,7 +142,7 @@ class Assembly:
         )
 
     def close(self) -> None:
-        """Tell peers what is not wanted any more, then let go of everything, whatever of it
+        """Tell peers what is not wanted any more, then let go of everything, even if a part
         fails."""
         with contextlib.ExitStack() as last_to_first:
             last_to_first.callback(drop_namespace)
@@ -163,7 +163,7 @@ class Assembly:
 
 
 def _core_share(config: EngineConfig) -> CoreShare | None:
-    # A number of threads that was asked for is kept, whatever other engines do.
+    # A number of threads that was asked for is kept, beside any other engines.
     if not config.share_cores or config.num_threads or config.device != "cpu":
         return None
     try:

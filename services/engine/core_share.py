@@ -31,7 +31,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class CoreShare:
-    """One engine's part. `least` threads are used whatever others do."""
+    """One engine's part. `least` threads are used beside any others."""
 
     def __init__(
         self,

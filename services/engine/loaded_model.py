@@ -109,7 +109,7 @@ class ModelAdmission:
         return restricted(grammar, sampling, self.vocabulary)
 
     def adapter(self, source: GenerateRequest) -> Adapter | None:
-        """See `Adapters.find`; None without adapters, whatever the name."""
+        """See `Adapters.find`; None for any name without adapters."""
         adapters, name = self._model.adapters, source.model
         if adapters is None or not name or name in self._names:
             return None

@@ -95,7 +95,7 @@ def adapters_after(adapters: LoadableAdapters | None, wanted: ChangeAdapters) ->
             adapters.unload(wanted.name)
     except TriptychError as error:
         return AdapterTable(wanted.query_id, error=error_info(error))
-    # A caller names the files that are read: whatever that raises must not end the step loop.
+    # A caller names the files that are read: no error of theirs may end the step loop.
     except Exception as error:
         logger.exception("LoRA adapter '%s' could not be changed", wanted.name)
         return AdapterTable(wanted.query_id, error=error_info(error))

@@ -1,7 +1,7 @@
 """Connections are taken while there is room for them; the rest wait in the kernel's queue.
 
-The event loop's own servers go on accepting until no file is left. uvloop then closes whatever
-comes (libuv's way out of a loop that never rests): clients see a reset instead of a wait.
+The event loop's own servers go on accepting until no file is left. uvloop then closes every
+new connection (libuv's way out of a loop that never rests): clients see a reset instead of a wait.
 """
 
 from __future__ import annotations

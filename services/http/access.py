@@ -25,8 +25,8 @@ STATUS_PATHS = frozenset(
         "/health_check", "/GraphService/cm2_status", "/SearchService/cm2_status",
     }
 )  # fmt: skip
-"""Open to everybody: what load balancers and monitors ask. `/` is open to be looked at alone: what
-is posted there is a prompt of RTP-LLM's clients."""
+"""Open to all callers: what load balancers and monitors ask. `/` is open to be looked at alone:
+what is posted there is a prompt of RTP-LLM's clients."""
 _SAFE = ("GET", "HEAD")
 _FLEET_HEADER = HEADER.encode()
 _DETAILS = ("/health", "/metrics")  # name models, workers and load

@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
-SPARE = 64  # for logs, models, masters, probes and whatever else is opened while serving
+SPARE = 64  # for logs, models, masters, probes and other files opened while serving
 
 
 def raise_limit() -> None:

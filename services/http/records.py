@@ -32,7 +32,7 @@ _TRACE_STATE = re.compile(rb"[\x20-\x7e]{1,512}")
 
 def drawn_id(scope: Scope) -> str:
     """This server's own name of a request."""
-    # The header, the record and the worker get the same name, in whichever order they ask.
+    # The header, the record and the worker get the same name, in any order of asking.
     name: str = scope.setdefault(_DRAWN, secrets.token_hex(16))
     return name
 

@@ -107,7 +107,7 @@ class EventStream(Response):
     """Server-sent events from an iterator of ready-made bytes.
 
     The iterator is closed when the client leaves, when the server ends, and soon after the
-    deadline, whatever it waits for: a client that does not read holds it no longer. It has
+    deadline, even while it waits: a client that does not read holds it no longer. It has
     `_GRACE_S` to end by itself. `failed` makes the event that tells of an error.
     """
 

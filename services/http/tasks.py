@@ -16,8 +16,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0  # between two starts of a supervised l
 
 
 async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
-    """Cancel `task` and wait until it has ended, whatever it ends with; an error that is neither of
-    our tree nor `expected` is logged.
+    """Cancel `task` and wait until it has ended, with any outcome; an error that is neither of our
+    tree nor `expected` is logged.
 
     If the caller is cancelled meanwhile that comes through, and the task ends by itself.
     """

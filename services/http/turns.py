@@ -98,7 +98,7 @@ LARGE = 1 << 20
 
 class BodyTurns:
     """Turns of the connections that receive large bodies: one piece, of 256 KiB at most, in a turn
-    of the event loop, so that whatever else has come is seen to between two pieces."""
+    of the event loop, so that other events are seen to between two pieces."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -171,7 +171,7 @@ class _Topic:
 
 class Publisher:
     """The events of one worker; `None` for a kind that it has none of. With `curve` they are for
-    the fleet alone: block events carry the token ids of everybody's prompts. `ConfigError` if an
+    the fleet alone: block events carry the token ids of all clients' prompts. `ConfigError` if an
     address is taken or malformed."""
 
     def __init__(

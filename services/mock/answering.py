@@ -153,7 +153,7 @@ class Answering:
         return EventWriter(response, self._fault, self._fall)
 
     def cut(self) -> None:
-        """Cut the connection, whatever has been sent on it."""
+        """Cut the connection, also amid an answer."""
         if self.request.transport is not None:
             self.request.transport.abort()
 

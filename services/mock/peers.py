@@ -119,7 +119,7 @@ class Peers:
             return KVAnswer(reason=f"the producer is gone: {type(error).__name__}")
 
     async def embedding(self, mm_hash: str, host: str, port: int) -> int | str:
-        """Rows of an embedding at the encoder named, or at whichever has it first."""
+        """Rows of an embedding at the encoder named, or at the first that has it."""
         urls = [f"http://{host}:{port}"] if host else list(self.encoders)
         asked = [asyncio.create_task(self._rows(url, mm_hash)) for url in urls]
         try:

@@ -32,7 +32,7 @@ class Server:
     def __init__(
         self, instance: Instance, routes: Routes, room: Room, access: Access | None = None
     ) -> None:
-        """`access`: who may ask for what; everybody for everything without."""
+        """`access`: which callers may ask for what; without it all may ask for everything."""
         self.instance = instance
         self._access = access or Access()
         self._routes = routes

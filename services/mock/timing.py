@@ -47,7 +47,7 @@ class Timing:
     nothing takes any time.
     """
 
-    encode_base_ms: float = 0.0  # of an encoder run, whatever its size
+    encode_base_ms: float = 0.0  # of an encoder run of any size
     encode_patch_ms: float = 0.0  # and for each patch
     encode_token_ms: float = 0.0  # and for each embedding
     prefill_base_ms: float = 0.0  # of a step that computes prompts

@@ -43,8 +43,8 @@ def router(worker: Worker) -> APIRouter:
 
 
 async def _check_names(frontend: Frontend, request: EncodeRequest) -> None:
-    """`InvalidRequest` if bytes come under a name that is not theirs: everybody's requests with the
-    picture of that name would be answered from what they show."""
+    """`InvalidRequest` if bytes come under a name that is not theirs: all clients' requests with
+    the picture of that name would be answered from what they show."""
     size = sum(len(item.data) for item in request.items if item.data is not None)
     if size > _INLINE_BYTES:
         await asyncio.to_thread(_compare, frontend, request)

@@ -21,7 +21,7 @@ class EngineClient(EngineLink):
     async def generate(
         self, request: GenerateRequest, record: RequestRecord
     ) -> AsyncGenerator[list[RequestOutput], None]:
-        """Run a request; yields whatever has arrived since the last time.
+        """Run a request; yields what has arrived since the last time.
 
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised. If the request is traced, `record` gets the stages inside

@@ -179,7 +179,7 @@ class EngineOptions:
     scheduling_policy: str = option(
         "priority",
         "Which waiting request the engine computes first. priority: the lower priority value, then"
-        " the older. fcfs: the older, whatever its priority. Packages may bring more (see"
+        " the older. fcfs: the older, at any priority. Packages may bring more (see"
         " examples/plugin).",
         "policy",
         check=check_policy,

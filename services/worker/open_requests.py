@@ -112,7 +112,7 @@ class OpenRequests:
                 here.record.begin(stage.name, stage.start).end = stage.end
 
     def abort(self, request_id: str) -> None:
-        """End a request with the reason "abort", whatever the engine still says of it."""
+        """End a request with the reason "abort", even if the engine still answers."""
         if (here := self._generating.get(request_id)) is not None:
             here.abort(request_id)
         if (waiting := self._encoding.get(request_id)) is not None:

@@ -55,8 +55,8 @@ class RoleSpec:
 
 @dataclass
 class Worker:
-    """Handed to every route; owns nothing global. It takes every call, whatever `stage` it serves:
-    a stage says what it is sent."""
+    """Handed to every route; owns nothing global. It takes every call in any `stage`: a stage says
+    what it is sent."""
 
     role: RoleSpec  # what it is, in full
     config: WorkerConfig  # as it was started with

@@ -29,7 +29,7 @@ class Fleet:
     proxy: Process
 
     def spoil(self, role: str, **rule: Any) -> None:
-        """The next answer of whoever is asked first in this role goes wrong."""
+        """The next answer of each worker in this role goes wrong."""
         for worker in self.workers[role]:
             assert call(f"{worker.url}/faults", {"count": 1, **rule})[0] == 200
 

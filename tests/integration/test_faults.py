@@ -72,7 +72,7 @@ class Fleet:
 
 
 def started(stack: Stack, transport: str) -> Fleet:
-    """The stranger decodes with blocks of another size, and serves nobody."""
+    """The stranger decodes with blocks of another size, and serves no request."""
     common, policy = flags(transport), "fail" if transport == "shm" else "recompute"
     other = flags(transport, kv_load_failure_policy=policy)
     encoders = [stack.start("services.encoder", *common) for _ in range(2)]
@@ -131,7 +131,7 @@ def up(fleet: Fleet) -> None:
 
 
 def test_an_encoder_killed_under_its_requests(fleet: Fleet) -> None:
-    """Nobody waits until its death is known: its pictures go to the other one."""
+    """No request waits until its death is known: its pictures go to the other one."""
     cases = [asking(picture(seed), "What is in this image?") for seed in range(700, 706)]
     expected = [fleet.expected(case) for case in cases]
     with Others(fleet):

@@ -221,7 +221,7 @@ def test_a_picture_that_cannot_be_read_is_refused_in_the_words_of_its_api(worker
     assert status == 400 and answer["error"]["param"] == "input", answer
 
 
-def test_handles_of_nobody_fall_back_to_computing(workers: Workers) -> None:
+def test_handles_that_name_no_offer_fall_back_to_computing(workers: Workers) -> None:
     """Blocks released, an unknown instance, another model's layout: the answer is still right."""
     messages = CASES[0]
     body = body_of(messages, max_tokens=TOKENS, ignore_eos=True)

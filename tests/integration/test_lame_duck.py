@@ -147,7 +147,7 @@ def test_a_master_that_stops_waits_for_no_news(start: Callable[..., Process]) ->
 
 
 def test_workers_that_stop_wait_until_others_have_what_they_made(model_dir: ModelDir) -> None:
-    """Embeddings and KV were made, and nobody had asked for them when their workers were told."""
+    """Embeddings and KV were made; no consumer had asked for them when their workers were told."""
     with running(model_dir("qwen2_5_vl")) as stack:
         patient = ("--shutdown-timeout", "60")
         encode, prefill, decode = (

@@ -163,7 +163,7 @@ def test_redis_gone_hanging_and_back(fleet: Fleet, clients: Clients) -> None:
 
 
 def test_both_masters_gone_and_back(fleet: Fleet, clients: Clients) -> None:
-    """Nobody places meanwhile; clients try again."""
+    """No master places meanwhile; clients try again."""
     for master in fleet.masters:
         master.kill()
     for master in fleet.masters:

@@ -81,7 +81,7 @@ def fleet(model_dir: ModelDir) -> Iterator[Fleet]:
         master = Process("services.master", *flags, env={})
         stack.processes.append(master)
         master.wait_ready()
-        # A master that is not there is told as well, and harms nobody.
+        # A master that is not there is told as well, and harms no worker.
         told = ("--master-url", f"http://127.0.0.1:9,{master.url}", "--heartbeat-interval", "0.2")
         pool = ("--num-gpu-blocks-override", str(BLOCKS))
         workers = [stack.start("services.encoder", *told),
@@ -159,7 +159,7 @@ def test_the_master_knows_what_a_request_has_left_behind(fleet: Fleet) -> None:
         until(lambda worker=worker: indexed(fleet, worker)[0] >= len(prompt.token_ids) // 16)
     until(lambda: indexed(fleet, fleet.encode) == (0, 1))
     placed = fleet.schedule(DESCRIBED)
-    assert "prefill" not in placed, "decode needs nobody for the last token"
+    assert "prefill" not in placed, "decode needs no prefill worker for the last token"
     assert placed["decode"]["url"] == fleet.decode.url
     assert item.end <= placed["hit_tokens"] < len(prompt.token_ids)
     assert placed["encoders"] == [{"mm_hash": item.mm_hash, "state": "prefix"}]

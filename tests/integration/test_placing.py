@@ -69,7 +69,7 @@ def mock(stack: Stack, role: str, master_url: str) -> Process:
 
 
 def test_a_repeated_picture_and_prefix_meet_their_caches(fleet: Fleet) -> None:
-    """Whoever has them, each is computed once in the fleet."""
+    """Each is computed once in the fleet, on any worker."""
     encoded = sum(fleet.counter("encode", "mm_encoded"))
     case = asking(picture(901), "What is in this image? " * 8)
     answers = []

@@ -1,4 +1,4 @@
-"""Vectors and scores through the real processes: equal to transformers', whatever the way."""
+"""Vectors and scores through the real processes: equal to transformers' in every layout."""
 
 import base64
 from array import array

@@ -331,7 +331,7 @@ def test_operators_hear_which_worker_failed() -> None:
 
 @pytest.mark.parametrize("flags", [(), ADMIN])
 @pytest.mark.parametrize("route", OPERATED, ids=lambda route: route.path)
-def test_nobody_else_does(route: PassedRoute, flags: tuple[str, ...]) -> None:
+def test_other_callers_reach_no_worker(route: PassedRoute, flags: tuple[str, ...]) -> None:
     async def work() -> None:
         async with relaying("D", *flags) as relayed:
             for headers in ({}, {"x-api-key": "other"}, {"authorization": "Bearer root"}):

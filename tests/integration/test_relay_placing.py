@@ -94,7 +94,7 @@ def learnt(master: Process, model: str) -> bool:
 @pytest.mark.parametrize("kind", ["without", "with"])
 def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) -> None:
     """A picture is encoded at most once at each encoder; a prompt that begins
-    as an earlier one goes where that one's KV is, whoever is less busy by chance."""
+    as an earlier one goes where that one's KV is, even if another worker is less busy."""
     proxy, salt = site.proxies[kind], 100 if kind == "with" else 200
     encoded = site.counter("encode", "mm_encoded")
     cached = {role: site.counter(role, "cached_tokens") for role in ("prefill", "decode")}

@@ -175,7 +175,7 @@ def test_consumers_are_added_by_name(role: str) -> None:
     async def work() -> None:
         network = PushNetwork(ADDRESSES, ranks=2)
         apart = role == "prefill"
-        worker = network.worker("decode")  # a consumer, whatever stage it is for
+        worker = network.worker("decode")  # a consumer, of either stage
         server = await asyncio.start_server(worker.serve, "127.0.0.1", 0, limit=1 << 26)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         kinds = {"encode": network.worker, "decode": Worker}

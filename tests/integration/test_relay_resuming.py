@@ -14,7 +14,7 @@ from tests.support.resuming import CASES, USAGE, asking, first, fleet, places, u
 
 @pytest.mark.parametrize("content", CASES)
 @pytest.mark.parametrize("more", [{}, {"stream_options": USAGE}, {"return_token_ids": True}])
-def test_nobody_sees_where_a_stream_broke(content: str, more: dict[str, Any]) -> None:
+def test_no_client_sees_where_a_stream_broke(content: str, more: dict[str, Any]) -> None:
     body = asking(content, max_tokens=16, **more)
     expected = undisturbed(body)
 
@@ -71,7 +71,7 @@ def test_however_it_breaks(ending: str) -> None:
 @pytest.mark.parametrize("per_step", [(1, 3), (3, 1), (3, 2)])
 def test_tokens_that_come_together(per_step: tuple[int, int]) -> None:
     """Where one of several may hold back a character, they are made again; the client sees the same
-    text, whatever its chunks are."""
+    text, in any chunks."""
     body = asking(stream_options=USAGE, return_token_ids=True)
     expected = undisturbed(body, per_step=per_step[0])
 
@@ -89,7 +89,7 @@ def test_tokens_that_come_together(per_step: tuple[int, int]) -> None:
 
 
 def content_of(answer: bytes) -> tuple[str, list[int], list[Any]]:
-    """Text, token ids, and whatever else ends the stream."""
+    """Text, token ids, and the other events that end the stream."""
     text, ids, rest = "", [], []
     for event in answer.split(b"\n\ndata: ")[1:]:
         data = event.strip()

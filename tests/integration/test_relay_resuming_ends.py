@@ -57,7 +57,7 @@ def test_what_would_not_be_exact_ends_with_one_error(more: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("resumes", [lambda n: False, lambda n: n == 0])
-def test_nobody_else_has_the_route(resumes: Callable[[int], bool]) -> None:
+def test_no_other_worker_has_the_route(resumes: Callable[[int], bool]) -> None:
     body = asking()
     expected = undisturbed(body)
 

@@ -115,7 +115,7 @@ def test_a_proxy_without_a_model_passes_on_what_workers_say(both: Both) -> None:
 
 
 def test_both_dialects_tell_what_was_cached(both: Both) -> None:
-    """A prompt that nobody has seen is not told as cached, though decode has it from prefill."""
+    """A prompt that no worker has seen is not told as cached, though decode has it from prefill."""
     for number, server in enumerate((both.openai, both.tokens)):
         body = body_of(asking(f"{number} {LONG}"), max_tokens=4)
         found = []

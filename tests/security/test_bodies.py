@@ -1,4 +1,4 @@
-"""However much clients send at once, what is held of it is bounded, and nobody keeps others out."""
+"""However much clients send at once, what is held is bounded, and no client keeps others out."""
 
 import asyncio
 import json

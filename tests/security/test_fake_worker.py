@@ -1,4 +1,4 @@
-"""A stranger registers a worker that is somewhere on the internet, with rates nobody can beat."""
+"""A stranger registers a worker somewhere on the internet, with rates that no other can beat."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,7 +43,7 @@ def test_one_that_is_near_may_register(master: Process) -> None:
     call(f"{master.url}/deregister", {"instance_id": "fake"})
 
 
-def test_whoever_has_the_admin_key_may_add_one_anywhere(master: Process) -> None:
+def test_a_caller_with_the_admin_key_may_add_one_anywhere(master: Process) -> None:
     body = {"role": "decode", "url": "http://192.0.2.1:80"}
     status, _ = call(f"{master.url}/instances", body, headers={"x-api-key": "k"})
     assert status == 200

@@ -109,7 +109,7 @@ def test_every_route_but_those_of_status_needs_it(fleet: Fleet, given: dict[str,
 
 
 def test_events_are_for_the_fleet_alone(fleet: Fleet) -> None:
-    """Replay hands out the token ids of everybody's prompts."""
+    """Replay hands out the token ids of all clients' prompts."""
     (view,) = [v for v in fleet.views() if v["info"]["role"] == "prefill"]
     source = view["info"]["events"][0]
     ours, others = Curve.of(KEY), Curve.of(FleetKey("a-guess-of-the-secret-it-is"))

@@ -1,4 +1,4 @@
-"""Host names: nobody's look-ups wait for another's, and every odd name is the client's error."""
+"""Host names: no caller's look-ups wait for another's, and every odd name is the client's error."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 THEM, US = Caller("10.0.0.1", "them"), Caller("10.0.0.2", "us")
 
 
-async def test_a_callers_slow_names_are_nobody_elses_wait(names: Names) -> None:
+async def test_a_callers_slow_names_keep_no_other_caller_waiting(names: Names) -> None:
     """Also once they have been given up: their threads are still busy."""
     lookups = LookUps(public_only=True)
     for _ in range(3):
@@ -47,7 +47,7 @@ async def test_a_callers_slow_names_are_nobody_elses_wait(names: Names) -> None:
 
 
 async def test_other_names_for_oneself_do_not_help(names: Names) -> None:
-    """Keys that nobody checks are as many as one likes."""
+    """A client may send any number of keys that no server checks."""
     lookups = LookUps(public_only=True)
     many = [
         asyncio.ensure_future(lookups.find(f"{n}.slow", 80, Caller("10.0.0.1", str(n))))
@@ -66,8 +66,8 @@ async def test_other_names_for_oneself_do_not_help(names: Names) -> None:
 
 async def test_many_names_of_one_without_a_key(names: Names) -> None:
     lookups = LookUps(public_only=True)
-    nobody = Caller("10.0.0.1")
-    await asyncio.gather(*[lookups.find(f"{n}.example", 80, nobody) for n in range(100)])
+    keyless = Caller("10.0.0.1")
+    await asyncio.gather(*[lookups.find(f"{n}.example", 80, keyless) for n in range(100)])
     assert len(names.asked) == 100
     await eventually(lambda: not lookups._slots)
     await lookups.close()

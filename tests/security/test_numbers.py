@@ -185,7 +185,7 @@ def test_abort_calls_that_make_no_sense(body: bytes) -> None:
     assert decode_abort(b'{"request_ids":["a"]}') == ["a"]
 
 
-def test_nobody_jumps_the_queue_unless_allowed(fronts: Fronts) -> None:
+def test_no_client_jumps_the_queue_unless_allowed(fronts: Fronts) -> None:
     for ask in (render, render_prompts):
         with pytest.raises(InvalidRequest, match="--min-priority") as caught:
             ask(fronts(), priority=-1)

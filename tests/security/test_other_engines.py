@@ -34,7 +34,7 @@ def test_their_events_are_read_in_the_clear() -> None:
 
 
 class Redirecting:
-    """Sends everybody on to itself under /elsewhere; `asked` has what came there."""
+    """Sends every client on to itself under /elsewhere; `asked` has what came there."""
 
     def __init__(self) -> None:
         self.keys: list[tuple[str, str | None]] = []
@@ -69,7 +69,7 @@ def server() -> Iterator[Redirecting]:
     found.close()
 
 
-async def test_nobody_follows_a_redirect_with_the_key(server: Redirecting) -> None:
+async def test_no_client_follows_a_redirect_with_the_key(server: Redirecting) -> None:
     client = UpstreamClient(2.0, key=KEY)
     for call in (client.get(f"{server.url}/a"), client.post(f"{server.url}/b", b"{}", {})):
         with pytest.raises(TriptychError):

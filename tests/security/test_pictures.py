@@ -45,7 +45,7 @@ def ico(inner: bytes) -> bytes:
 
 @pytest.fixture
 def no_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails a test whose picture reaches a decoder, whatever is made of that."""
+    """Fails a test whose picture reaches a decoder, even if its error is caught."""
     opened: list[object] = []
 
     def refuse(*given: object, **_: object) -> None:

@@ -29,7 +29,7 @@ def audio_inputs(model_dir: Path, messages: Messages) -> Inputs:
 
 
 def generate_from_audio(model_dir: Path, messages: Messages, tokens: int) -> list[int]:
-    """New token ids, greedy, whatever comes."""
+    """New token ids, greedy, past any end of sequence."""
     processor, model = _load(model_dir.resolve())
     inputs = audio_inputs(model_dir, messages)
     config = GenerationConfig(

@@ -24,8 +24,8 @@ class Launched:
 
 class LateDevice:
     """A `Runner` whose steps write their KV when `finish` is called, or when a step that samples
-    waits for its token. Later steps see what earlier ones write, as on one stream; whoever looks
-    into the pool meanwhile sees what was there before."""
+    waits for its token. Later steps see what earlier ones write, as on one stream; a reader
+    of the pool meanwhile sees what was there before."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -14,7 +14,7 @@ from services.master.config import MasterConfig
 
 
 class Master:
-    """One that can end and live again on its port, knowing nobody."""
+    """One that can end and live again on its port, knowing no worker."""
 
     def __init__(self) -> None:
         self._port = 0

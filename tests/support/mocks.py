@@ -59,7 +59,7 @@ def ask(process: Process, path: str, body: Any) -> Any:
 
 
 class _Master(BaseHTTPRequestHandler):
-    """Remembers what it is told; knows nobody at the first heartbeat."""
+    """Remembers what it is told; knows no worker at the first heartbeat."""
 
     said: list[tuple[str, Any]]
 

@@ -67,7 +67,7 @@ def check(case: Case, backend: AttentionBackend, device: str = "cpu") -> None:
     """Write and attend with `backend`; outputs and the whole cache must be the reference's.
 
     The reference computes in float32 from the same values. Slots outside every context hold NaN
-    in the backend's cache, so that whatever it reads there shows.
+    in the backend's cache, so that any read there shows.
     """
     step = make(case, device)
     reference = _upcast(step)

@@ -60,7 +60,7 @@ class Clients:
     def _ask(self, name: str, tokens: list[int]) -> str | None:
         """None, or why the request failed for good."""
         avoid: list[str] = []
-        problem: str = "nobody could be asked"
+        problem: str = "no worker could be asked"
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             placed = self._place(name, tokens, avoid)

@@ -62,7 +62,7 @@ def built(family: str, **options: Any) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config).float().eval()
     except Unbuilt:
         raise
-    except Exception as error:  # whatever a family's configuration says of sizes it cannot have
+    except Exception as error:  # any error about sizes that the family cannot have
         raise Unbuilt(f"{family}: {type(error).__name__}: {error}") from error
     _randomize(model, zlib.crc32(family.encode()))
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)

@@ -1,4 +1,4 @@
-"""Peers on a side channel that say whatever a test wants."""
+"""Peers on a side channel that say what a test wants."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.links import Link
 
 
 class RawConsumer:
-    """Whoever reaches a side channel: it sends frames as they are."""
+    """A process that reaches a side channel; it sends frames as they are."""
 
     def __init__(self, port: int, curve: Curve | None = None) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)

@@ -241,7 +241,7 @@ def reference_generate(
     Args:
         messages: OpenAI messages; pictures as parts `{"type": "image", "image": PIL.Image}`. Text
             is taken literally, special tokens in it included.
-        ignore_eos: go on to `max_new_tokens` whatever is generated.
+        ignore_eos: go on to `max_new_tokens` past any end of sequence.
         size: the image processor's option.
         sampling: fps or num_frames, of the video processor.
         template: more arguments of the chat template, such as `enable_thinking`.

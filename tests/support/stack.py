@@ -167,7 +167,7 @@ class Stack:
 @contextlib.contextmanager
 def running(model: Path, *, forked: bool = True) -> Iterator[Stack]:
     """A stack to add services to; all are ended on leaving. What those that were killed have left
-    is swept by whoever starts next in their namespace, and here nobody does."""
+    is swept by the next process that starts in their namespace, and here none does."""
     stack = Stack(model, forked)
     try:
         yield stack

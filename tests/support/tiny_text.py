@@ -49,7 +49,7 @@ _THINKING_OFF = (
     "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false -%}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
 )
-# Pictures of a turn come before its text, whatever order the parts have.
+# Pictures of a turn come before its text, for any order of the parts.
 _LLAVA_ONEVISION = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message['role'] + ' ' }}"

@@ -1,4 +1,4 @@
-"""An object gets what it calls back when it is made: nobody puts a callback into it afterwards.
+"""An object gets what it calls back when it is made: no code puts a callback into it afterwards.
 
 Found by names, as far as that goes: what is declared as `Callable`, and what is defined with `def`.
 """

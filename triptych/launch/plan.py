@@ -102,7 +102,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def shared_environment(workers: int) -> dict[str, str]:
     """Variables of every process that are not set yet. The processes run the launcher's own code,
-    whatever lies in the working directory."""
+    not code of the working directory."""
     cores = os.cpu_count() or 1
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     defaults = {

@@ -29,7 +29,7 @@ class Stopped(Exception):
 
 
 class Processes:
-    """Those of one stack. `stop` ends them all, in whatever state they are."""
+    """Those of one stack. `stop` ends them all, in any state."""
 
     def __init__(
         self, logs: Path, environment: Mapping[str, str], say: Callable[[str], None]

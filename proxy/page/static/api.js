@@ -95,7 +95,7 @@ async function* eventsOf(stream) {
   }
 }
 
-/** An id for a request that nobody else can guess: with it the page follows its stages. */
+/** An id for a request that no other client can guess: with it the page follows its stages. */
 export function drawnId() {
   const drawn = crypto.getRandomValues(new Uint8Array(16));
   return `page-${Array.from(drawn, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;

@@ -1,4 +1,4 @@
-// The fleet's panel: the health that everybody may see, and what the admin key opens.
+// The fleet's panel: the health that every client may see, and what the admin key opens.
 
 import { asAdmin, getJson, keys } from "./api.js";
 import { byId, el, say } from "./dom.js";

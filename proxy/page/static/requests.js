@@ -85,7 +85,7 @@ function detail(view) {
     el("p", { text: `${counts(view)} ${cacheSentence(view)}`.trim() }),
     stagesTable(view),
     ...view.reasons.flatMap((reasons) => reasons.map(reasonsTable)),
-    view.reasons.length ? null : el("p", { class: "quiet", text: "No reasons: no master placed this request, or nobody looked at this page then." }));
+    view.reasons.length ? null : el("p", { class: "quiet", text: "No reasons: no master placed this request, or no page was open then." }));
 }
 
 function counts(view) {

@@ -21,7 +21,7 @@ export class Past {
     this.series.set(name, values);
   }
 
-  /** Forget those that nobody has added to. */
+  /** Forget those that are not among `names`. */
   keep(names) {
     for (const name of this.series.keys()) if (!names.has(name)) this.series.delete(name);
   }

@@ -25,7 +25,7 @@ export function decodeBegins(view, now) {
   return prefill.length ? prefill[prefill.length - 1][1] : 0;
 }
 
-/** How many of the media's tokens lie in the cached part of the prompt; null if nobody knows. */
+/** How many of the media's tokens lie in the cached part of the prompt; null if that is not known. */
 export function cachedMedia(view) {
   if (view.cached_tokens === null || !view.items.length) return null;
   const sum = (count) => view.items.reduce((total, item) => total + count(item), 0);

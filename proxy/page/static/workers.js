@@ -1,4 +1,4 @@
-// The fleet's three columns. Without the admin key they show what /health tells everybody.
+// The fleet's three columns. Without the admin key they show what /health tells every client.
 
 import { byId, el } from "./dom.js";
 import { Past, Rates } from "./spark.js";

@@ -1,7 +1,7 @@
 """The paged KV cache: one pool of blocks, each block holding all layers of `block_size` tokens.
 
 Block-major, so that a block is one contiguous run of bytes and moves between processes as one
-descriptor, whatever the number of layers. A block of codes (see `kv_codes`) has the codes of all
+descriptor, for any number of layers. A block of codes (see `kv_codes`) has the codes of all
 layers first and their scales behind them.
 """
 

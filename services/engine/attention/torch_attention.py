@@ -149,7 +149,7 @@ def _gather(
     [requests, kv_heads, length, dim] each, codes as `dtype`, zeros for tokens of `padding`."""
     key, value = cache.read(layer, blocks, dtype)
     if padding is not None:
-        # Slots past a context hold whatever memory held: a weight of 0 does not hide NaN.
+        # Slots past a context hold what memory held before: a weight of 0 does not hide NaN.
         for tensor in (key, value):
             tensor.view(-1, *tensor.shape[2:]).index_fill_(0, padding, 0)
     key, value = (

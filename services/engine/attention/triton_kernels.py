@@ -130,7 +130,7 @@ def decode_kernel(
     query = load_tile(query_rows, live, K_DIM, PAD_K, True)
     position = tl.full([BLOCK_M], 0, tl.int32) + context - 1
 
-    # A sink counts once, whatever the number of splits.
+    # A sink counts once, at any number of splits.
     top, total = start_rows(sinks_ptr, head, live, split == 0, BLOCK_M)
     # The window is in `oldest`: within [first, end) everything is visible.
     top, total, acc = fold_keys(

@@ -22,7 +22,7 @@ MAX_TILE_KEYS = tl.constexpr(64)
 def load_tile(row_ptrs, live, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.constexpr):
     """[N, PAD] elements of N rows of DIM; zero in the padding and, if MASKED, in dead rows.
 
-    Slots past a context hold whatever memory held, and even 0 * NaN would reach the sums.
+    Slots past a context hold what memory held before, and even 0 * NaN would reach the sums.
     """
     column = tl.arange(0, PAD)
     pointers = row_ptrs[:, None] + column[None, :]

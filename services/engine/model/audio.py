@@ -79,7 +79,7 @@ class AudioProcessor:
 
 
 def positions_of(spectrum: Spectrum) -> int:
-    """What the model's layers see of audio, whatever its length."""
+    """What the model's layers see of audio of any length."""
     return spectrum["input_features"].shape[-1] // 2
 
 

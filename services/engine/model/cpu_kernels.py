@@ -81,7 +81,7 @@ def gate(data: Any) -> None:
         gates, ups = row_of(words[1], row, words[2]), row_of(words[3], row, words[4])
         for c in range(width):
             x = widened(gates[c])
-            # e**-|x| whatever the sign of x: `power_of_two` takes no positive number.
+            # e**-|x| for either sign of x: `power_of_two` takes no positive number.
             small = power_of_two(-abs(x) * LOG2_E)
             share = np.float32(1.0) / (np.float32(1.0) + small)
             active = widened(narrowed(x * (share if x >= 0 else small * share)))

@@ -40,7 +40,7 @@ class ModelFamily:
     @property
     def tokens_per_second(self) -> float | None:
         """By how much rotary positions in time grow in a second of a clip; None: by 1 for each of
-        the grid's t, whatever lies between them."""
+        the grid's t, at any distance in time."""
         return getattr(self.config.vision_config, "tokens_per_second", None)
 
     @property

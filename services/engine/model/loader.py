@@ -45,7 +45,7 @@ def has_audio(config: PreTrainedConfig) -> bool:
 
 
 def has_media(config: PreTrainedConfig) -> bool:
-    """Whether there is a part that encodes media, which is called "vision" whatever they are."""
+    """Whether there is a part that encodes media, which is called "vision" for any kind."""
     return has_vision(config) or has_audio(config)
 
 

@@ -37,7 +37,7 @@ class _LeanBackend(PilBackend):
             changed: Channels = super().rescale(image, scale, **options)
             return changed
         table = super().rescale(np.arange(256, dtype=np.uint8)[None, None], scale)[0, 0]
-        return np.take(table, image)  # rows in order in memory, whatever the picture's order is
+        return np.take(table, image)  # rows in order in memory, for any order of the picture's
 
     def normalize(self, image: Channels, mean: Any, std: Any, **options: Any) -> Channels:
         """In place, as the picture is a result of `rescale`."""

@@ -48,7 +48,7 @@ def _layer(file: Path, rows: int, columns: int, device: str) -> tuple[torch.Tens
         )
     except OSError as error:
         raise ConfigError(f"--model: cannot read {file}: {error.strerror or error}") from error
-    except Exception as error:  # whatever a bad byte leads the unpickler to
+    except Exception as error:  # any error that a bad byte leads the unpickler to
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"--model: cannot read {file}: {reason}") from error
     # Not raised above, where it would be taken for an unreadable file.

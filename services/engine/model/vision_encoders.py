@@ -104,7 +104,7 @@ PICTURE_OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "internvl": lambda config: {"crop_to_patches": True},
     "mistral3": _mistral3_options,
 }
-"""What a family's whole processor tells that of pictures, whatever the model directory says."""
+"""What a family's whole processor tells that of pictures, over the model directory's options."""
 
 ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": encode_qwen,

@@ -83,7 +83,7 @@ def _wanted(requests: Sequence[Request]) -> dict[int, int]:
 
 
 def _named(requests: Sequence[Request]) -> dict[int, Sequence[int]]:
-    """By row, tokens whose log-probabilities it wants whatever their rank."""
+    """By row, tokens whose log-probabilities it wants at any rank."""
     named = ((row, request.sampling.logprob_token_ids) for row, request in enumerate(requests))
     return {row: tokens for row, tokens in named if tokens}
 

@@ -1,4 +1,4 @@
-"""Which tokens a request allows whatever its grammar says: `allowed_token_ids`, `bad_words`."""
+"""Which tokens a request allows, with or without a grammar: `allowed_token_ids`, `bad_words`."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _mono(frame: Any) -> Samples:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-    """A container and its audio stream; whatever FFmpeg says against it is the client's fault."""
+    """A container and its audio stream; every error of FFmpeg is the client's fault."""
     file.seek(0)
     name = _DEMUXERS.get(format_of(file.read(16)))
     file.seek(0)
@@ -109,7 +109,7 @@ def _opened(file: BinaryIO) -> Iterator[tuple[Any, Any]]:
 
 
 def _no_other_file(*_: Any) -> Any:
-    """Audio is one file, whatever it names."""
+    """Audio is one file; others that it names are not opened."""
     raise PermissionError("audio may not name another file")
 
 

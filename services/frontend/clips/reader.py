@@ -37,7 +37,7 @@ _PASSED_ON = ("PATH", "PYTHON", "LD_LIBRARY_PATH", "LC_", "LANG", "VIRTUAL_ENV")
 
 
 class ClipReader:
-    """Not for two threads at once. Whatever goes wrong ends the process, and `alive` is False."""
+    """Not for two threads at once. Any error ends the process, and `alive` is False."""
 
     def __init__(self, limits: ClipLimits) -> None:
         """`Unavailable` if there can be no further process."""

@@ -80,7 +80,7 @@ def read_frames(
 
 @contextmanager
 def _opened(file: BinaryIO, limits: ClipLimits) -> Iterator[tuple[Any, Any]]:
-    """A container and its video stream; whatever FFmpeg says against it is the client's fault."""
+    """A container and its video stream; every error of FFmpeg is the client's fault."""
     name = container_of(_start(file))
     # FFmpeg checks a size before it has memory for such a frame, also where a packet changes it;
     # with what it adds to have sides of its liking.
@@ -121,7 +121,7 @@ def _start(file: BinaryIO) -> bytes:
 
 
 def _no_other_file(*_: Any) -> Any:
-    """A clip is one file, whatever it names."""
+    """A clip is one file; others that it names are not opened."""
     raise PermissionError("a clip may not name another file")
 
 

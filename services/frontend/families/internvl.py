@@ -47,7 +47,7 @@ class InternVL(Family):
             raise ConfigError(f"{info.path}: min_patches {least} is more than max_patches {most}")
         self._arrangements = _arrangements(least, most)
         self._tokens_per_tile = _tokens_per_tile(info)
-        # transformers' `InternVLProcessor` cuts whatever the directory says.
+        # transformers' `InternVLProcessor` cuts for any options of the directory.
         self._processor = {**processor_identity(info), "crop_to_patches": True}
         self.placeholders = {"image": _placeholder(info, tokenizer)}
 

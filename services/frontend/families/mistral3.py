@@ -41,7 +41,7 @@ class Mistral3(Family):
             raise ConfigError(f"{info.path}: the image processor must resize (do_resize)")
         self._height, self._width = _most(info, options)
         self._factor = _factor(info)
-        # transformers' `PixtralProcessor` says so whatever the image processor's options are.
+        # transformers' `PixtralProcessor` says so for any options of the image processor.
         self._processor = {**processor_identity(info), "patch_size": self._factor}
         tokens = {**_TOKENS, **info.processor_config}
         self._break = special_token(tokenizer, tokens["image_break_token"])

@@ -32,7 +32,7 @@ _IMAGE_ID, _TOKENS_PER_TILE, _PATCH, _SCALE = 128_257, 169, 32, 2
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _SIZE, _TILE = MappingProxyType({"longest_edge": 1456}), MappingProxyType({"longest_edge": 364})
 # transformers' MAX_IMAGE_SIZE.
-_MOST_SIDE = 4096  # pixels, whatever the options are
+_MOST_SIDE = 4096  # pixels, for any options
 
 
 class SmolVLM(Family):

@@ -1,7 +1,7 @@
 """The size of a picture from its header: a few bytes are read, nothing is decoded.
 
-Only formats whose decoder takes time and memory in proportion to this size are known here. Whatever
-else a file holds (ICO, AVIF, JPEG in TIFF, …) is no picture to us.
+Only formats whose decoder takes time and memory in proportion to this size are known here. A
+file of another format (ICO, AVIF, JPEG in TIFF, …) is no picture to us.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the header of a picture says, whatever its format, and the orientation by EXIF or XMP."""
+"""What the header of a picture of any format says, and the orientation by EXIF or XMP."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class PixelBounds(NamedTuple):
 
 
 class _Size(msgspec.Struct, forbid_unknown_fields=True):
-    """Areas in pixels, whatever the names say: so transformers' processors of Qwen's models have
-    them."""
+    """Areas in pixels, though the names say edges: so transformers' processors of Qwen's models
+    have them."""
 
     shortest_edge: _Pixels | None = None
     longest_edge: _Pixels | None = None

@@ -87,6 +87,6 @@ def _keywords(text: str) -> str | None:
             return None
         values = {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
         return msgspec.json.encode(values).decode()
-    # All that `literal_eval` and the parser raise, whatever the text is.
+    # All that `literal_eval` and the parser raise for any text.
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None

@@ -173,7 +173,7 @@ class ChatTemplate:
         )
         try:
             return self._template.render(names)
-        except Exception as error:  # whatever a template raises is due to what it was given
+        except Exception as error:  # any error of a template is due to what it was given
             raise InvalidRequest(
                 f"the chat template cannot render these messages: {error}", param="messages"
             ) from error

@@ -45,7 +45,7 @@ _Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
 
 
 class RpcApp:
-    """ASGI application in front of another, which gets whatever is no call."""
+    """ASGI application in front of another, which gets requests that are no call."""
 
     def __init__(self, service: MasterService, app: ASGIApp) -> None:
         self._service = service

@@ -39,8 +39,8 @@ class Changelog:
     """Versions count changes; a cursor is the version and which life of the master counted it.
     `retired`: of the departures that are remembered, those on purpose.
 
-    `changed` is called for each. Those who ask for changes from before the oldest departure
-    remembered get everybody.
+    `changed` is called for each. Callers that ask for changes from before the oldest departure
+    remembered get all workers.
     """
 
     changed: Callable[[], None] = lambda: None

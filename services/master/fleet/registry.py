@@ -55,7 +55,7 @@ class Registry:
         self.roles = Roles(self.config, self.instances, self.fleets, self.changelog)
 
     def fleet(self, model: str) -> Fleet:
-        """As `resolve`, whatever adapter is meant."""
+        """As `resolve`, for any adapter."""
         return self.resolve(model)[0]
 
     def resolve(self, name: str) -> tuple[Fleet, str]:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Roles:
-    """Workers take every kind of call whatever their role: it says which they are sent. So a move
+    """Workers take every kind of call in any role: a role says which they are sent. So a move
     ends nothing: what is under way goes on, new requests are placed by the new role.
 
     `moved`: how often, by (model, role before, role after, who said so: load, call, master,

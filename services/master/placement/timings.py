@@ -84,7 +84,7 @@ def decode_begins(held: Reservation, now_ms: float) -> None:
     charge = held.decode
     if charge is None or not charge.live or held.decoding_since is not None:
         return
-    # Engines that are asked only after prefill show it from here on, whatever was foreseen.
+    # Engines that are asked only after prefill show it from here on, even if later was foreseen.
     charge.visible_at = min(charge.visible_at, now_ms)
     at = _at(held.fleet, charge)
     if at.learner is not None:

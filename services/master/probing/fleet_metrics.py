@@ -70,7 +70,7 @@ class FleetMetrics:
             return await asyncio.gather(*reading)
 
     def _workers(self) -> list[dict[str, str]]:
-        """Each address once, whatever it is registered as."""
+        """Each address once, of any number of registrations."""
         found = {
             instance.info.url: {
                 "worker": instance.info.url, "role": instance.info.role, "model": model

@@ -160,6 +160,6 @@ class Receiver:
     def _hear_opened(self, opened: Opened, now: float) -> None:
         instance = self.master.registry.instances.get(opened.instance_id)
         if instance is not None and instance.info.generation == opened.generation:
-            # No longer than this master's own flag says, whatever another one's is.
+            # No longer than this master's own flag says, even if another one's is longer.
             longest = self.master.config.breaker_open * 1e3
             self.master.registry.breakers.open(instance, now * 1e3, min(opened.open_ms, longest))

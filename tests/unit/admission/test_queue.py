@@ -113,7 +113,7 @@ def test_who_changes_its_name_with_every_request_gets_one_share() -> None:
     push(queue, "honest0", "honest")
     for i in range(200):
         push(queue, f"new{i}", f"name{i}", now_ms=i)
-    served(queue, 40)  # those whom nobody could tell from tenants that had just come
+    served(queue, 40)  # those that look like tenants that have just come
     for i in range(40):
         push(queue, f"honest{i + 1}", "honest", now_ms=1e3)
         push(queue, f"late{i}", f"late{i}", now_ms=1e3)

@@ -179,7 +179,7 @@ def sent(answer: bytes) -> list[Record]:
     return asyncio.run(run_beside_server())
 
 
-def test_a_session_goes_on_whatever_its_answers_are() -> None:
+def test_a_session_goes_on_after_any_answer() -> None:
     assert [record.refused for record in sent(WORD + ENDED)] == ["", ""]
     assert [record.refused for record in sent(WORD)] == ["broken", "broken"]
     long = b"data: " + b"x" * (1 << 20)

@@ -92,7 +92,7 @@ def test_an_instance_waits_for_what_it_makes_itself(group: Group) -> None:
     tensors = load.poll()
     assert tensors is not None and torch.equal(tensors[EC_TENSOR], entry[EC_TENSOR])
     ours.release("b", ours.endpoint(), "r")
-    assert ours.offer("c", Entry(rows(32), ())) is not None, "b is kept for nobody"
+    assert ours.offer("c", Entry(rows(32), ())) is not None, "b is kept for no request"
     ours.clear()
     group.sound()
 
@@ -127,7 +127,7 @@ def test_a_request_that_is_done_is_done_everywhere(group: Group) -> None:
     group.sound()
 
 
-def test_what_nobody_makes_is_lost(group: Group, passes: Pass) -> None:
+def test_what_no_instance_makes_is_lost(group: Group, passes: Pass) -> None:
     ours = group.members[0]
     load = ours.fetch("nobody-made-it", ours.endpoint())
     assert load.poll() is None and ours.active

@@ -41,7 +41,7 @@ def values(seed: int) -> torch.Tensor:
     return torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def test_pieces_hold_what_was_put_and_come_back_when_nobody_has_them() -> None:
+def test_pieces_hold_what_was_put_and_come_back_when_no_holder_is_left() -> None:
     pieces = keep()
     first, second = lent(pieces, 1), lent(pieces, 2)
     assert torch.equal(first[EC_TENSOR], values(1)) and torch.equal(second[EC_TENSOR], values(2))
@@ -90,7 +90,7 @@ def test_a_piece_that_garbage_collection_frees_within_take() -> None:
     def interrupted(size: int) -> int | None:
         before = dict(pieces._space._taken)
         gc.collect()
-        assert pieces._space._taken == before, "the books change under whoever writes them"
+        assert pieces._space._taken == before, "the books change under the call that writes them"
         return taking(size)
 
     pieces._space.take = interrupted  # type: ignore[method-assign]

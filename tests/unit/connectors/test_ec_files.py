@@ -1,4 +1,4 @@
-"""Embeddings on shared storage: whole files or none, whatever happens to them."""
+"""Embeddings on shared storage: whole files or none, after any fault."""
 
 import threading
 import time
@@ -78,7 +78,7 @@ def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
     assert writer.check_integrity() == []
 
 
-def test_in_a_large_store_what_nobody_needs_is_found_too(tmp_path: Path) -> None:
+def test_in_a_large_store_what_no_request_needs_is_found_too(tmp_path: Path) -> None:
     """However many that are kept stand before it, and without looking at all of them at once."""
     writer, reader, last = store(tmp_path, count=150), store(tmp_path), 0
     while writer.offer(f"{last}", entry(last, "r")):
@@ -103,7 +103,7 @@ def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lease_that_nobody_ends_lapses(tmp_path: Path) -> None:
+def test_a_lease_that_no_consumer_ends_lapses(tmp_path: Path) -> None:
     writer = store(tmp_path, count=1, lease_s=0.05)
     assert writer.offer("a", entry(1, "r"))
     time.sleep(0.1)
@@ -135,10 +135,10 @@ def test_a_request_that_ends_while_its_entry_is_pushed_out_does_not_keep_it(
     assert writer.swap("b", entry(2, "s"), left)
     reader.release("b", None, "s")
     assert writer.offer("a", left["a"])
-    assert writer.offer("c", entry(3)), "nobody needs a"
+    assert writer.offer("c", entry(3)), "no request needs a"
 
 
-def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: Path) -> None:
+def test_a_request_that_is_done_while_its_entry_is_being_kept_is_seen(tmp_path: Path) -> None:
     marks, rounds = LeaseFiles(tmp_path, 30.0), 3000
     meet = threading.Barrier(2)
 

@@ -85,7 +85,7 @@ def test_a_push_out_does_not_start_leases_anew(tmp_path: Path, passes: Pass) -> 
 def test_an_owner_that_cannot_be_written_down_is_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk: or nobody could ever remove the entry, or take it over."""
+    """On a full disk: or no instance could ever remove the entry, or take it over."""
     writer = store(tmp_path)
 
     def full(*_: object, **__: object) -> int:

@@ -91,7 +91,7 @@ def test_a_push_out_does_not_start_leases_anew(passes: Pass) -> None:
     passes(31.0)
     assert not left["a"].held(time.monotonic())
     ec.offer("a", left["a"])
-    assert ec.offer("b", entry()) is not None, "a is kept for nobody"
+    assert ec.offer("b", entry()) is not None, "a is kept for no request"
     assert ec.stats().leases_expired == 1
 
 

@@ -51,7 +51,7 @@ def test_a_push_out_does_not_start_leases_anew() -> None:
         assert case.store.offer("a", left["a"])
     case.after(1.5)
     assert case.store.lapsed == 2
-    assert case.offer("c"), "nobody needs a"
+    assert case.offer("c"), "no request needs a"
     case.sound()
 
 

@@ -9,7 +9,7 @@ from protocol.errors import TransferError
 from tests.support.ec_stores import HIDDEN, ROWS, Case, tensors
 
 
-def test_what_nobody_needs_makes_room_least_recently_used_first() -> None:
+def test_what_no_request_needs_makes_room_least_recently_used_first() -> None:
     case = Case(2)
     assert case.offer("a") and case.offer("b")
     assert case.store.keep("a", "r") is not None
@@ -41,7 +41,7 @@ def test_a_request_that_was_done_first_pins_nothing() -> None:
     case.sound()
 
 
-def test_an_unnamed_holder_is_ended_by_whoever_comes() -> None:
+def test_an_unnamed_holder_is_ended_by_any_request() -> None:
     case = Case(1)
     assert case.offer("a", "")
     assert not case.offer("b")
@@ -49,7 +49,7 @@ def test_an_unnamed_holder_is_ended_by_whoever_comes() -> None:
     assert case.offer("b")
 
 
-def test_a_lease_that_nobody_ends_lapses_and_is_counted() -> None:
+def test_a_lease_that_no_consumer_ends_lapses_and_is_counted() -> None:
     case = Case(1, lease_s=5.0)
     assert case.offer("a", "r")
     case.after(4.9)

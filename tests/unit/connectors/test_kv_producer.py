@@ -198,7 +198,7 @@ def test_the_last_to_ask_ahead_is_who_waits(link: Link, raw: Callable[[], RawCon
     link.producer.kv.release("r", "aborted")
 
 
-def test_who_does_not_fetch_an_offer_keeps_nobody_waiting(
+def test_a_consumer_that_does_not_fetch_an_offer_does_not_keep_it(
     link: Link, raw: Callable[[], RawConsumer]
 ) -> None:
     """Its heartbeats renew nothing."""
@@ -226,7 +226,7 @@ def test_a_lost_end_is_said_again(link: Link, raw: Callable[[], RawConsumer]) ->
     assert hears(link, consumer, Held) == Held(2, True)
 
 
-def test_an_offer_that_nobody_asked_for_is_released_by_who_was_told_of_it(
+def test_an_offer_that_no_consumer_asked_for_is_released_by_one_told_of_it(
     link: Link, raw: Callable[[], RawConsumer]
 ) -> None:
     ref = link.offer([1])

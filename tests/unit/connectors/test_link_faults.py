@@ -27,7 +27,7 @@ def ec_leases(side: Side) -> int:
 def test_a_lost_confirmation_costs_its_own_request_only(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The consumer gives up in time, the producer's lease ends what nobody confirms."""
+    """The consumer gives up in time, the producer's lease ends what no consumer confirms."""
     ref = link.offer([1, 2])
     before = link.producer.kv.stats().leases_expired
     load = link.consumer.kv.fetch(ref, 2)

@@ -51,7 +51,7 @@ def test_no_connector_asks_what_time_it_is() -> None:
 
 
 def test_two_encoders_that_make_one_picture(link: Link) -> None:
-    """Both write it at once; whoever asks both reads one whole entry, and neither keeps a pin."""
+    """Both write it at once; a consumer of both reads one whole entry, and neither keeps a pin."""
     second = Side(link.transport, link.folder, produces=True)
     entry = rows()
     try:

@@ -1,4 +1,4 @@
-"""Memory that is handed over by descriptor: who may have it, and what nobody can do to it."""
+"""Memory that is handed over by descriptor: which peer may have it, and what none can do to it."""
 
 import contextlib
 import gc
@@ -50,7 +50,7 @@ def pair(memory: None, tmp_path: Path) -> Iterator[tuple[ShmTransport, ShmTransp
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """A socket at `path`, however long its name, that answers nobody by itself."""
+    """A socket at `path`, however long its name, that answers no peer by itself."""
     with socket.socket(socket.AF_UNIX) as listener:
         with _short(path) as name:
             listener.bind(name)
@@ -82,7 +82,7 @@ def test_a_region_is_read_while_its_owner_computes(
     assert torch.equal(theirs[5:], ours[3:-2]) and not theirs[:5].any()
 
 
-def test_a_peer_that_nobody_waits_for_any_more_is_forgotten(
+def test_a_peer_that_no_read_waits_for_any_more_is_forgotten(
     pair: tuple[ShmTransport, ShmTransport],
 ) -> None:
     """Or its answer would keep the engine's loop awake for good."""
@@ -151,7 +151,7 @@ def test_memory_that_is_not_free_is_refused_before_the_kernel_kills() -> None:
     region.close()
 
 
-def test_an_owner_that_does_not_answer_keeps_nobody_waiting(
+def test_an_owner_that_does_not_answer_keeps_no_reader_waiting(
     pair: tuple[ShmTransport, ShmTransport], passes: Pass
 ) -> None:
     """It is stopped, say: the kernel takes the connection, and nothing comes."""

@@ -210,7 +210,7 @@ def test_a_copy_that_fails_is_told(
     owner.release(0)
 
 
-def test_nobody_is_read_from_who_is_not_connected(sides: tuple[Side, Side]) -> None:
+def test_a_peer_that_is_not_connected_is_not_read(sides: tuple[Side, Side]) -> None:
     _, reader = sides
     for peer, ranges in (("nobody", [Range(0, 0, 8)]), ("owner", [Range(0, SIZE - 4, 8)])):
         with pytest.raises(TransferError):

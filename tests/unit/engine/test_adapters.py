@@ -1,4 +1,4 @@
-"""LoRA adapters: tokens equal those of transformers with W + B·A, whatever else is in the batch."""
+"""LoRA adapters: tokens equal those of transformers with W + B·A, in any batch."""
 
 import gc
 import importlib.util

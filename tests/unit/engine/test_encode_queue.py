@@ -97,7 +97,7 @@ def tight(vision: VisionModel, items: list[EncodeItem]) -> Iterator[Case]:
 
 
 def test_the_first_run_is_one_picture(case: Case) -> None:
-    """As nobody knows how long it takes."""
+    """As the queue does not know yet how long it takes."""
     case.add(0, 1, 2)
     assert case.answered() == [0]
     assert (case.queue.runs, case.queue.encoded) == (1, 1)
@@ -171,7 +171,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
     assert not tight.queue._unstored
 
 
-def test_what_nobody_asks_for_any_more_is_dropped(tight: Case) -> None:
+def test_what_no_request_asks_for_any_more_is_dropped(tight: Case) -> None:
     tight.add(0, 1)
     tight.queue.bound.units_per_s = 1e9
     assert tight.answered() == [0] and tight.queue.blocked

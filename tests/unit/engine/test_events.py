@@ -1,4 +1,4 @@
-"""Cache events of a real engine: whoever follows them knows exactly what it holds."""
+"""Cache events of a real engine: a follower of them knows exactly what it holds."""
 
 import itertools
 import random
@@ -55,7 +55,7 @@ def text(number: int, tokens: list[int], max_tokens: int) -> GenerateRequest:
     return GenerateRequest(f"r{number}", tokens, params)
 
 
-def test_events_add_up_to_the_prefix_cache_whatever_is_evicted(model_dir: ModelDir) -> None:
+def test_events_add_up_to_the_prefix_cache_after_any_eviction(model_dir: ModelDir) -> None:
     folder = model_dir("qwen2_5_vl")
     events = parse_events("", "127.0.0.1", default=True)
     worker = engine(folder, num_blocks=14, max_num_seqs=4, events=events)

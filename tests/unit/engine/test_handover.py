@@ -214,7 +214,7 @@ def test_a_producer_that_restarts_is_another_one(pair: Pair, tmp_path: Path) -> 
     assert output.token_ids + pair.tokens("decode") == expected(pair)
 
 
-def test_a_refused_handle_of_an_aborted_request_harms_nobody(pair: Pair) -> None:
+def test_a_refused_handle_of_an_aborted_request_harms_no_other(pair: Pair) -> None:
     """Under the policy `fail`, a request that is gone when its failure is told stays gone."""
     assert pair.decode.generate is not None
     pair.decode.generate.transfers._fail_on_error = True

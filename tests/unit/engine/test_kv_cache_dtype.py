@@ -1,5 +1,5 @@
-"""A KV cache of codes in an engine: the tokens of transformers with such a cache, whatever else the
-engine does, and nothing taken from workers or files of another one."""
+"""A KV cache of codes in an engine: the tokens of transformers with such a cache beside
+all else that the engine does, and nothing taken from workers or files of another one."""
 
 import logging
 from pathlib import Path

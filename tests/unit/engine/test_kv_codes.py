@@ -99,7 +99,7 @@ def test_a_block_takes_half_the_bytes(codes: str) -> None:
 @KINDS
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_layers_lie_beside_one_another(codes: str, block_size: int) -> None:
-    """Each layer is read as it was written, whatever was written to others after it."""
+    """Each layer is read as it was written, also after others were written."""
     shape = layout(codes, 32, block_size)
     cache = KVCache(shape, torch.zeros(4, block_elements(shape), dtype=torch.uint8))
     torch.manual_seed(0)

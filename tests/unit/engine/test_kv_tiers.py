@@ -1,4 +1,4 @@
-"""KV below the pool, on a real engine: the same tokens, whatever tiers hold, lose or refuse."""
+"""KV below the pool, on a real engine: the same tokens, though tiers lose or refuse blocks."""
 
 import os
 import subprocess

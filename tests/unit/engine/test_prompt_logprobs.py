@@ -1,4 +1,4 @@
-"""Scores of a prompt's own tokens: those of transformers, whatever else the engine does."""
+"""Scores of a prompt's own tokens: those of transformers, beside all else that the engine does."""
 
 import copy
 from dataclasses import replace

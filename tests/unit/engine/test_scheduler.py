@@ -25,7 +25,7 @@ def test_the_last_token_is_computed_though_the_whole_prompt_is_cached(blocks: in
 def test_beside_requests_that_decode_prompts_get_no_more_than_they_may() -> None:
     case = Case(Limits(64, 256, max_prefill_beside_decode=40))
     alone, long = case.add(300), case.add(500)
-    assert prompts(case.step()) == 256, "there is nobody to hold up"
+    assert prompts(case.step()) == 256, "there is no request to hold up"
     assert prompts(case.step()) == 256 and alone.num_output == 1
     while long.num_left > 1:
         chunks = case.step()
@@ -50,7 +50,7 @@ def test_the_oldest_prompt_gets_on_however_many_decode() -> None:
 def test_beside_requests_that_decode_prompts_get_no_more_than_there_is_time_for() -> None:
     case = Case(Limits(64, 256, max_prefill_beside_decode=40))
     first = case.add(300)
-    assert prompts(case.step(most=7)) == 256, "there is nobody to hold up"
+    assert prompts(case.step(most=7)) == 256, "there is no request to hold up"
     case.step()
     long = case.add(100)
     assert first.num_left == 1 and prompts(case.step(most=7)) == 7
@@ -93,7 +93,7 @@ REQUESTS = st.tuples(
 @pytest.mark.parametrize("steps", [1, 4])
 @settings(max_examples=100, deadline=None)
 @given(requests=st.lists(REQUESTS, max_size=14))
-def test_all_end_and_books_agree_whatever_comes(
+def test_all_end_and_books_agree_for_any_requests(
     steps: int, requests: list[tuple[int, int, int, int, list[int]]]
 ) -> None:
     limits = Limits(6, 48, max_prefill_beside_decode=10, decode_steps=steps)

@@ -15,7 +15,7 @@ from services.engine.scheduling.request import Request
 from tests.support.scheduler_cases import Case, prompts
 
 
-def test_a_late_picture_of_an_old_request_holds_up_nobody() -> None:
+def test_a_late_picture_of_an_old_request_holds_up_no_other() -> None:
     """Its prompt takes 13 steps and more, in each of which all others get their token."""
     case = Case(Limits(64, 256))
     picture = MMItem("picture", "image", 8, 13 * 256)

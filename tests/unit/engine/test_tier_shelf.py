@@ -1,4 +1,4 @@
-"""The books of a tier: every slot is in one place, whatever happens in whatever order."""
+"""The books of a tier: every slot is in one place, after any calls in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -79,7 +79,7 @@ def test_usage_is_left_out_unless_asked_for(tokenizer: Tokenizer) -> None:
     assert chunk["usage"]["completion_tokens"] == 1
 
 
-def test_a_gain_nobody_would_see_makes_no_chunk(tokenizer: Tokenizer) -> None:
+def test_a_gain_that_no_client_would_see_makes_no_chunk(tokenizer: Tokenizer) -> None:
     builder = ChunkBuilder(AnswerForm(spec(), tokenizer))
     assert builder.chunk(Gain(0, "", [5]), Usage(1, 1, 2)) is None
     assert builder.chunk(Gain(0, "", [], finish_reason="stop"), Usage(1, 1, 2)) is not None

@@ -71,7 +71,7 @@ def test_llava_counts_are_those_of_transformers(llava: Path) -> None:
     check()
 
 
-def test_llava_wastes_least_whatever_the_order_of_resolutions(tmp_path: Path) -> None:
+def test_llava_wastes_least_in_any_order_of_resolutions(tmp_path: Path) -> None:
     model = write_model("llava_onevision", tmp_path)
     options = json.loads((model / "preprocessor_config.json").read_text())
     options["image_grid_pinpoints"] = options["image_grid_pinpoints"][::-1]

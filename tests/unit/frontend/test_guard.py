@@ -1,4 +1,4 @@
-"""Nobody fakes a picture or a turn, whatever strings they send; plain text stays as it was."""
+"""No client fakes a picture or a turn with any string; plain text stays as it was."""
 
 import asyncio
 from pathlib import Path

@@ -189,7 +189,7 @@ def test_prompts_become_requests(fronts: Fronts) -> None:
 
 
 def test_of_several_prompts_one_hands_its_kv_over(fronts: Fronts) -> None:
-    """An answer has room for one handle; KV that nobody can name stays until its lease ends."""
+    """An answer holds one handle; KV that no consumer can name stays until its lease ends."""
     wanted = {"do_remote_decode": True}
     several = render_prompts(fronts(), ["a", "b", "c"], kv_transfer_params=wanted)
     assert [one.generate.kv_transfer_params for one in several] == [wanted, None, None]

@@ -32,7 +32,7 @@ def test_embeddings_by_name_need_no_picture(fronts: Fronts) -> None:
 
 
 def test_embeddings_by_the_uuid_that_an_encoder_reported(fronts: Fronts) -> None:
-    """The uuid may be any text then; whoever loads them finds the entry by the content's hash."""
+    """The uuid may be any text then; a worker finds the entry by the content's hash."""
     name, grid = "ab" * 32, {"image_grid_thw": [1, 4, 6]}
     entry = {"mm_hash": name, "metadata": grid, "peer_port": 1}
     named = {"type": "image_embeds", "image_embeds": grid, "uuid": "my picture/1"}

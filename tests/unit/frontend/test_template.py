@@ -149,7 +149,7 @@ def test_an_open_end_is_that_of_transformers(name: str, content: Any) -> None:
         "{{ range(10**12) | list }}",
     ],
 )
-def test_whatever_a_template_raises_is_about_the_messages(source: str) -> None:
+def test_any_error_of_a_template_is_about_the_messages(source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
     assert caught.value.param == "messages"

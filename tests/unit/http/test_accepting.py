@@ -96,7 +96,7 @@ def test_connections_beyond_the_room_wait_for_their_turn() -> None:
     on_both_loops(work)
 
 
-def test_nobody_is_told_to_make_room_that_nobody_wants() -> None:
+def test_a_server_is_not_told_to_make_room_that_no_client_wants() -> None:
     async def work() -> None:
         async with Accepting(1).running() as server, Client(server.address) as client:
             await echoed(client)

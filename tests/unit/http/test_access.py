@@ -99,7 +99,7 @@ async def asked(access: Access, path: str, authorization: bytes = b"") -> tuple[
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
-async def test_protected_details_leave_the_status_to_everybody() -> None:
+async def test_protected_details_leave_the_status_to_all_callers() -> None:
     access = Access(FLEET, KEYS, protect_metrics=True)
     assert await asked(access, "/health") == (503, b"")
     assert await asked(access, "/health", ONE) == (503, b"details")

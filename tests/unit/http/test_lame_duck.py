@@ -233,5 +233,5 @@ async def test_the_time_is_over_though_an_answer_came_with_its_end() -> None:
     assert not await asyncio.wait_for(LameDuck(0.0, 0.01).handed_over(needed), 5)
 
 
-async def test_the_time_is_over_though_nobody_says_what_is_kept() -> None:
+async def test_the_time_is_over_though_no_engine_says_what_is_kept() -> None:
     assert not await asyncio.wait_for(LameDuck(0.0, 0.01).handed_over(asyncio.Event().wait), 5)

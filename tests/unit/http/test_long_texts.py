@@ -1,4 +1,4 @@
-"""Long texts that clients only ask about: few at once, whatever the route."""
+"""Long texts that clients only ask about: few at once, on all routes together."""
 
 import asyncio
 import threading

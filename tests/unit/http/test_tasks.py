@@ -70,7 +70,7 @@ async def test_a_cancellation_comes_through(wait: Callable[[Slow], Awaitable[Non
 
 
 @pytest.mark.parametrize("error", [UpstreamError("gone"), ValueError("expected")])
-async def test_what_a_task_ends_with_is_nobodys_business(
+async def test_expected_errors_of_a_task_are_not_logged(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

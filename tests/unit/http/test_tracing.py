@@ -101,7 +101,7 @@ def test_a_clients_trace_goes_on_if_it_has_the_form_of_one(
 
 
 async def test_a_stage_is_linked_to_those_that_made_its_tensors(tmp_path: Path) -> None:
-    """In whichever order the calls began."""
+    """The calls may begin in any order."""
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), 1.0), RequestRecord()
     tracer.begin(record)
     for at, stage in enumerate(("decode", "encode", "prefill", "encode")):

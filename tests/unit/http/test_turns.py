@@ -49,7 +49,7 @@ def test_who_comes_alone_does_not_wait() -> None:
         loop.begun.clear()
 
 
-def test_one_of_a_crowd_begins_after_the_other_and_nobody_waits_behind_it() -> None:
+def test_one_of_a_crowd_begins_after_the_other_and_no_other_waits_behind_it() -> None:
     loop = Loop()
     for _ in range(100):
         loop.ask("crowd")
@@ -96,7 +96,7 @@ async def answer(scope: object, receive: object, send: object) -> None:
 
 
 class Busy(Beginnings):
-    """Nobody begins until `open`."""
+    """No request begins until `open`."""
 
     def begin(self) -> bool:
         return False

@@ -46,7 +46,7 @@ def test_the_only_one_that_can_ever_take_it_is_tried_again() -> None:
     assert sources(placement) == [("encode", "e0")]
 
 
-def test_a_drained_worker_is_nobody_to_wait_for_a_broken_one_is() -> None:
+def test_a_drained_worker_is_not_waited_for_a_broken_one_is() -> None:
     made = master("prefill", "decode", "decode", breaker_failures=1)
     made.drain(Drain("d2"), 0.0)
     assert decode_of(place(made, asking("a", avoid=["d1"]))) == "d1"

@@ -43,7 +43,7 @@ def test_departures_are_remembered_within_bounds() -> None:
         changelog.drop(f"w{i}")
     assert len(told) == 20_000
     assert len(changelog._gone_at) <= 4096 and not changelog._changed_at
-    assert changelog.since(start) is None, "somebody who was away for so long gets everybody"
+    assert changelog.since(start) is None, "a proxy that was away for so long gets all"
     changelog.note("w")
     lately = changelog.cursor
     changelog.drop("w")

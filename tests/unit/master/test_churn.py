@@ -162,7 +162,7 @@ def test_an_hour_of_churn_leaves_nothing_behind() -> None:
 
 
 def empty(churn: Churn) -> None:
-    """Everybody leaves, and what nobody reported lapses."""
+    """Every worker leaves, and requests that no proxy reported lapse."""
     for node in churn.nodes:
         for name in list(node.master.registry.instances):
             node.master.deregister(InstanceName(name), HOUR_S)

@@ -1,4 +1,4 @@
-"""The master on a real clock: nobody lapses because the master was deaf, and no error stops it."""
+"""The master on a real clock: no worker lapses while the master is deaf, and no error stops it."""
 
 import asyncio
 import time

@@ -100,7 +100,7 @@ def told(changes: list[Change]) -> list[tuple[int, list[Change]]]:
     return found
 
 
-def test_a_thousand_long_prompts_do_not_make_a_message_that_nobody_reads() -> None:
+def test_a_thousand_long_prompts_do_not_make_a_message_that_no_master_reads() -> None:
     charge = SharedCharge("w")
     changes: list[Change] = [Joined(info("w"), "a")]
     changes += [Placed(f"r{i}", "m", 1e3, decode=charge, keys=bytes(65536)) for i in range(500)]

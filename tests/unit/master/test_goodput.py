@@ -51,7 +51,7 @@ def test_goodput_stays_at_its_peak(
 
 
 @pytest.mark.parametrize(("prefill", "decode", "output", "capacity"), CASES)
-def test_without_objectives_everybody_misses(
+def test_without_objectives_most_requests_miss(
     prefill: int, decode: int, output: int, capacity: float
 ) -> None:
     fleet = offered(prefill, decode, 3 * capacity, output)
@@ -82,7 +82,7 @@ def test_refusals_come_at_once_and_say_when_to_come_back() -> None:
     assert isinstance(made.schedule(own, 0.0), Placement), "its own objective counts"
 
 
-def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
+def test_a_fleet_with_workers_to_spare_refuses_no_request() -> None:
     """Its caches would stay empty, and rates that were learnt wrong would stay wrong."""
     made = master("prefill", "prefill", "decode", ttft_slo=0.05, busy_queue_ms=0)
     for name in ("a", "b"):  # 160 ms each, wherever
@@ -123,7 +123,7 @@ def test_a_decode_worker_takes_no_more_than_its_steps_bear() -> None:
     kinds = [isinstance(one, Placement) for one in placed]
     assert kinds[0] and not kinds[-1] and kinds == sorted(kinds, reverse=True)
     slow = master("prefill", "decode", tpot_slo=0.001)
-    assert isinstance(slow.schedule(asking("only"), 0.0), Placement), "nobody could do better"
+    assert isinstance(slow.schedule(asking("only"), 0.0), Placement), "no worker could do better"
 
 
 def test_a_request_without_haste_does_not_slow_down_one_that_has_it() -> None:

@@ -54,7 +54,7 @@ def test_a_prefill_worker_without_a_partner_gets_nothing() -> None:
     assert pairs_of(master) == {("p2", "d2")}
 
 
-def test_decode_does_it_all_where_nobody_fits() -> None:
+def test_decode_does_it_all_where_no_prefill_worker_fits() -> None:
     placed = master_of(p1="old", d2="new").schedule(ScheduleRequest("r", 100, model="m"), 1.0)
     assert isinstance(placed, Placement)
     assert (placed.prefill, placed.decode.instance_id) == (None, "d2")

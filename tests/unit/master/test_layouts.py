@@ -22,7 +22,7 @@ from tests.support.master_fleets import (
 )
 
 
-def test_decode_workers_prefill_themselves_if_nobody_else_does() -> None:
+def test_decode_workers_prefill_themselves_if_no_other_does() -> None:
     made = master("decode", "decode")
     hear(made, "d1", BlockStored(list(PROMPT)))
     placement = place(made, asking("a"))
@@ -92,7 +92,7 @@ def test_a_prompt_does_not_disturb_a_crowd() -> None:
     assert place(made, asking("a")).prefill is not None
 
 
-def test_less_than_a_block_more_is_left_to_decode_whatever_its_rates_are() -> None:
+def test_less_than_a_block_more_is_left_to_decode_at_any_rates() -> None:
     made = master("prefill", "decode")
     slow = msgspec.structs.replace(RATES, prefill_base_ms=50.0, prefill_ms_per_cached_token=1.0)
     add(made, "d9", "decode", load=msgspec.structs.replace(LOAD, rates=slow))

@@ -171,7 +171,7 @@ def test_a_picture_that_is_encoded_says_nothing_of_another_encoder() -> None:
 @pytest.mark.parametrize(
     "report", [Finished("a", aborted=True), Finished("a", failed=["p0"]), Finished("a", "encode")]
 )
-def test_a_request_that_was_not_answered_clears_nobody(report: Finished) -> None:
+def test_a_request_that_was_not_answered_clears_no_worker(report: Finished) -> None:
     made = master("prefill", "decode")
     place(made, asking("a"))
     failed_once(made, "d1")

@@ -56,7 +56,7 @@ def test_while_it_is_asked_again_what_comes_live_counts_and_is_not_lost(snapshot
         answers = source.answers(reader.asked.pop())
     reader.follower.live(source.publish(BlockStored([5])))
     reader.follower.live(source.publish(BlockRemoved([1])))
-    assert reader.state == {4, 5}, "nobody waits for an answer that may not come"
+    assert reader.state == {4, 5}, "the reader does not wait for an answer that may not come"
     for frames in answers:
         reader.follower.replayed(frames)
     assert reader.state == source.state == {0, 2, 3, 4, 5}, "the answer was older than these"
@@ -76,7 +76,7 @@ def test_a_source_that_never_answers_costs_nothing_that_it_says_live() -> None:
         unanswered(reader)
     assert reader.state == {2, 3, 4, 5}
     assert reader.follower.incomplete
-    assert not Reader(Source(), replay=False).follower.incomplete, "there is nobody to ask"
+    assert not Reader(Source(), replay=False).follower.incomplete, "there is no replay to ask for"
 
 
 def test_a_restart_among_held_messages_holds_back_those_after_it() -> None:

@@ -75,4 +75,4 @@ def test_a_models_own_name_counts_before_an_alias(made: Master) -> None:
     assert {at(ask(made, "base", f"r{i}")) for i in range(6)} == {"b0", "b1"}
     for name in ("b0", "b1"):
         made.deregister(InstanceName(name), 0.0)
-    assert at(ask(made, "base")) in ("o0", "o1"), "nobody serves it by its own name any more"
+    assert at(ask(made, "base")) in ("o0", "o1"), "no worker serves it by its own name any more"

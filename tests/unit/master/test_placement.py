@@ -121,7 +121,7 @@ def test_what_a_request_failed_on_is_avoided_and_its_load_given_back() -> None:
     assert float(made.registry.fleet("m").pools["prefill"].requests.sum()) == 1.0
 
 
-def test_requests_nobody_ends_are_given_up() -> None:
+def test_requests_that_no_proxy_ends_are_given_up() -> None:
     made = master("encode", "prefill", "decode", request_ttl=5.0)
     place(made, asking("a", items=[picture("x")]))
     place(made, asking("b", deadline_s=1.0))

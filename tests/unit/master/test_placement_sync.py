@@ -16,7 +16,7 @@ def test_placements_count_at_every_master_until_they_end() -> None:
     first = {a.place(f"a{i}").decode.instance_id for i in range(4)}
     fleet.deliver()
     second = {b.place(f"b{i}").decode.instance_id for i in range(4)}
-    assert first | second == set(names), "nobody gets two while others have none"
+    assert first | second == set(names), "no worker gets two while others have none"
     fleet.deliver()
     assert [node.requests(name) for node in fleet.nodes for name in names] == [1.0] * 16
     for i in range(4):

@@ -210,7 +210,7 @@ def test_rtp_counts_what_was_placed_where_no_blocks_are_told() -> None:
     assert counts[1] / counts[2] == pytest.approx(1.0, rel=0.15)
 
 
-def test_a_row_that_is_none_is_never_chosen_whatever_the_price() -> None:
+def test_a_row_that_is_none_is_never_chosen_at_any_price() -> None:
     """The only worker left has no finite price."""
     costs = costs_of([Load()] * 3, stage=DECODE)
     costs.decode_ms = np.full(len(costs.pool), np.inf)

@@ -107,7 +107,7 @@ def test_a_request_that_comes_late_counts_on_and_one_that_a_report_shows_counts_
         assert requests(made) == counted
 
 
-def test_requests_whose_end_nobody_tells_are_given_up_after_a_while() -> None:
+def test_requests_whose_end_no_proxy_tells_are_given_up_after_a_while() -> None:
     made = pool("decode")
     first, second = charged(made, 0.0), charged(made, 0.0)
     for now_ms in (1000.0, 3000.0, 6000.0):

@@ -78,7 +78,7 @@ def test_a_pending_encode_is_joined_by_its_own_kind_only() -> None:
     assert state == "encode"
 
 
-def test_an_item_goes_to_the_encoder_that_had_it_whatever_prefill_holds() -> None:
+def test_an_item_goes_to_the_encoder_that_had_it_despite_a_prefix_hit() -> None:
     made = master("encode", "encode", "encode", "prefill", "decode")
     ((_, at),) = sources(place(made, guessing("a", items=[picture("x")])))
     made.finished(Finished("a", "encode", ["x"]), 0.5)

@@ -110,7 +110,7 @@ def test_moves_keep_their_distance_and_workers_stay_for_a_while() -> None:
     assert moves(made) == 4
 
 
-def test_nobody_moves_under_a_steady_load_however_high() -> None:
+def test_no_worker_moves_under_a_steady_load_however_high() -> None:
     """Noise about any division of work among the roles: after the first moves there are none."""
     rng = random.Random(5)
     for total in (0.5, 0.9, 1.3, 3.0):
@@ -193,7 +193,7 @@ def test_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     assert fields["cause"] == "prefill wanted 1, had 0; decode wanted 1, had 2"
 
 
-def test_a_master_that_does_not_lead_and_one_told_not_to_move_nobody() -> None:
+def test_a_master_that_does_not_lead_and_one_told_not_to_move_no_worker() -> None:
     class Second(MasterListener):
         def leads(self) -> bool:
             return False

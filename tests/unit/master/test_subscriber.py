@@ -143,7 +143,7 @@ async def test_a_source_without_a_socket_is_forgotten_with_its_worker(
     follower.subscriber.close()
 
 
-async def test_messages_nobody_was_prepared_for_do_not_end_the_reading(
+async def test_messages_that_no_reader_expects_do_not_end_the_reading(
     publisher: Publisher, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = await following(publisher)
@@ -201,7 +201,7 @@ async def test_a_turn_of_the_loop_is_bounded_over_all_sockets(
         turn += 1
     assert len(taken) == 150
     assert len({at for at, _ in taken}) == 150, "no two in one turn"
-    assert {number for _, number in taken[:6]} == {0, 1, 2}, "nobody waits for another's backlog"
+    assert {number for _, number in taken[:6]} == {0, 1, 2}, "no worker waits for another's backlog"
     for reader in opened:
         reader.close()
         reader.close()

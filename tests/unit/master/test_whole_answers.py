@@ -83,7 +83,7 @@ def test_an_end_without_a_first_token_before_it_leaves_no_more_than_was_reckoned
     assert queue_ms(made, 2.6) == pytest.approx(0.0), "b came before it"
 
 
-def test_what_nobody_reports_as_ended_does_not_count_for_good() -> None:
+def test_what_no_proxy_reports_as_ended_does_not_count_for_good() -> None:
     made = one_worker(request_ttl=20.0)
     for number in range(20):
         place(made, asking(f"r{number}", blocks=0, prompt_tokens=1000))

@@ -50,7 +50,7 @@ def applied(events: Iterable[CacheEvent], start: Iterable[object] = ()) -> set[o
 
 
 def test_events_add_up_to_the_cache() -> None:
-    """Whatever is computed, evicted and reset: who follows the events knows what is cached."""
+    """Through computing, eviction and reset a follower of the events knows what is cached."""
     only = engine(num_blocks=24, block_size=4, events=True, max_num_seqs=3)
     run = Run([only])
     draw = random.Random(1)

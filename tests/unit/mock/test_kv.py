@@ -89,7 +89,7 @@ def test_prompts_at_once_wait_for_their_turns(host_ms: float, requests: int) -> 
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.booleans()), max_size=12),
     st.integers(4, 9), st.integers(1, 4), st.integers(0, 4), st.floats(0.0, 30.0),
 )  # fmt: skip
-def test_nothing_leaks_whatever_is_asked_and_aborted(
+def test_nothing_leaks_of_any_requests_and_aborts(
     asking: list[tuple[str, int, bool]], blocks: int, host: int, disk: int, host_ms: float
 ) -> None:
     timing = Timing(

@@ -1,4 +1,4 @@
-"""Bytes that are no message: an error of the caller's choice, whatever is wrong with them."""
+"""Bytes that are no message: an error of the caller's choice, for any fault."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_a_status_that_is_not_known_is_the_workers_failure() -> None:
         (["no object"], (HTTP_404, UPSTREAM, None)),
     ],
 )
-def test_an_answer_of_another_process_is_read_whatever_it_is(body: object, told: object) -> None:
+def test_any_answer_of_another_process_is_read(body: object, told: object) -> None:
     error = from_openai(404, body)
     assert (error.message, error.code, error.param) == told and error.status == 404
 

@@ -107,7 +107,7 @@ async def test_only_the_admin_may(given: dict[str, str]) -> None:
         assert await listed(proxy) == before
 
 
-async def test_without_a_key_nobody_may() -> None:
+async def test_without_a_key_no_client_may() -> None:
     async with relaying("D") as proxy:
         for given in (KEY, {"x-api-key": ""}):
             assert (await call(proxy, "GET", "/instances", headers=given))[0] == 401

@@ -1,4 +1,4 @@
-"""The proxy's own queue: bounded, in order, fair to whoever leaves."""
+"""The proxy's own queue: bounded, in order, fair when requests leave."""
 
 import asyncio
 import math
@@ -118,8 +118,8 @@ def test_a_wait_that_would_be_too_long_is_refused_before_it_begins() -> None:
     run(work)
 
 
-def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
-    """Also one who leaves in the moment in which its turn has come."""
+def test_a_request_that_leaves_the_queue_keeps_no_other_waiting() -> None:
+    """Also one that leaves in the moment in which its turn has come."""
 
     async def work() -> None:
         turn_given: list[asyncio.Task[None]] = []
@@ -169,8 +169,8 @@ def test_waiting_ends_with_the_deadline_or_the_queues_own_limit() -> None:
     run(work)
 
 
-def test_without_anybody_to_count_on_nobody_waits() -> None:
-    """Refusing is then left to whoever looks for workers."""
+def test_without_a_worker_to_count_on_no_request_waits() -> None:
+    """Refusing is then left to placement."""
 
     async def work() -> None:
         crowd = Crowd(Admission(1, QueueLimits()))
@@ -236,7 +236,7 @@ def test_a_pace_that_was_slow_is_learnt_anew() -> None:
 
 
 def test_room_that_grows_lets_in_who_waits() -> None:
-    """When the queue is told of it, or somebody comes; nobody has to leave for that."""
+    """When the queue is told of it, or a request comes; none has to leave for that."""
 
     async def work() -> None:
         crowd = Crowd(Admission(1, QueueLimits(queue=3, wait_s=60.0)))
@@ -291,7 +291,7 @@ def test_a_tenant_alone_may_have_all() -> None:
         await crowd.add("other", tenant="b")
         await crowd.add("late", tenant="a")
         assert crowd.entered[-1] == "other"
-        now[0] = 11.0  # nobody else has asked for ten seconds
+        now[0] = 11.0  # no other tenant has asked for ten seconds
         await crowd.end("other")
         assert crowd.entered[-1] == "late"
         for name in (*(f"a{number}" for number in range(8)), "late"):

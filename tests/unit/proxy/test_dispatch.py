@@ -133,7 +133,7 @@ async def test_a_request_does_not_come_back_to_a_worker_that_failed_it() -> None
     assert site.asked == [0, 1] and site.failures() == [0, 0]
 
 
-async def test_only_if_nobody_else_is_there_the_same_worker_is_asked_again() -> None:
+async def test_only_if_no_other_is_there_the_same_worker_is_asked_again() -> None:
     site = Site(1)
     site.fails = {0: [lambda: Unavailable("full")] * 2}
     assert await site.run() == "done"
@@ -211,7 +211,7 @@ async def test_it_waits_so_long_and_no_longer() -> None:
         await site.run()
 
 
-async def test_a_new_request_is_refused_at_once_if_nobody_is_there() -> None:
+async def test_a_new_request_is_refused_at_once_if_no_worker_is_there() -> None:
     site = Site(1, failover_s=60.0)
     site.workers[0].up = False
     with pytest.raises(NoWorker):

@@ -49,7 +49,7 @@ def test_another_transport_is_named_at_both_ends() -> None:
     assert "http://d1:1" in found[1]
 
 
-def test_the_one_that_fits_nobody_is_named_alone() -> None:
+def test_the_one_that_fits_no_other_is_named_alone() -> None:
     (found,) = mistakes_of(fleet_of(p1=SAME, p2="m@abc:other:shm", d1=SAME))
     assert "http://p2:1" in found and "http://p1:1" not in found
 

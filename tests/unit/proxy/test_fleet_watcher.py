@@ -91,7 +91,7 @@ async def test_where_embeddings_are_pushed_to_is_as_the_master_says_or_as_a_flag
         assert fleet.pushed_to
 
 
-async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
+async def test_a_listed_worker_stays_even_if_a_master_drops_it() -> None:
     """Once it has left a probe brings it back, and it drains no more."""
     async with running() as ((master,), link, _):
         fleet = Fleet.from_urls("", "", DECODER)
@@ -254,15 +254,15 @@ async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_i
 
 async def test_of_several_models_only_the_named_one_is_this_proxys() -> None:
     async with running() as ((master,), link, _):
-        fleet, nobodys = Fleet(), Fleet()
+        fleet, unnamed = Fleet(), Fleet()
         watcher = FleetWatcher(link, fleet, ["m"])
-        lost = FleetWatcher(link, nobodys, ["nice-name"])
+        lost = FleetWatcher(link, unnamed, ["nice-name"])
         master.tell_of("d1", "decode", DECODER)
         master.service.register(InstanceInfo("x", "decode", ENCODER, "another"))
         for one in (watcher, lost):
             assert await one.once(0.0)
         assert usable(fleet) == {"decode": [DECODER]}
-        assert usable(nobodys) == {} and lost.model == ""
+        assert usable(unnamed) == {} and lost.model == ""
 
 
 async def test_an_alias_returns_when_the_other_model_has_left() -> None:

@@ -137,7 +137,7 @@ async def test_a_master_that_is_broken_is_not_the_last_word() -> None:
 async def test_a_master_that_is_silent_and_was_never_heard_is_given_up_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its successor may take as long as it likes, once whoever follows it has heard of it."""
+    """Its successor may take as long as it likes, once the fleet watcher has heard of it."""
     monkeypatch.setattr("proxy.placement.master_client._UNHEARD_S", 0.2)
 
     async def slowly(request: web.Request) -> web.Response:
@@ -185,7 +185,7 @@ async def test_a_proxy_without_files_keeps_its_master() -> None:
 
 
 async def test_a_master_that_goes_silent_during_a_call_is_left_for_the_next() -> None:
-    """Whoever follows it finds out; the call ends then, and another master answers it."""
+    """The fleet watcher finds out; the call ends then, and another master answers it."""
     asked = asyncio.Event()
 
     async def never(request: web.Request) -> web.Response:

@@ -36,7 +36,7 @@ def test_without_a_fresh_decode_worker_prefill_does_both() -> None:
         assert (plan.prefill, plan.decode) == (None, fleet.prefill[1])
 
 
-def test_one_that_failed_is_asked_again_if_there_is_nobody_else() -> None:
+def test_one_that_failed_is_asked_again_if_there_is_no_other() -> None:
     fleet = Fleet.from_urls("", "", "http://d0")
     assert by_load(fleet, 4, fleet.decode).decode is fleet.decode[0]
 

@@ -130,8 +130,8 @@ def test_a_client_that_leaves_ends_its_encode_call() -> None:
 
 
 def test_requests_that_share_a_picture_send_it_once_and_ask_each_for_itself() -> None:
-    """The encoder keeps an entry for every request that has asked, so that whoever has joined asks
-    once more, without bytes, when the first has its answer."""
+    """The encoder keeps an entry for every request that has asked, so that each one that has joined
+    asks once more, without bytes, when the first has its answer."""
 
     async def work() -> None:
         workers = Workers()

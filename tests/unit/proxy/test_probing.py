@@ -144,7 +144,7 @@ async def test_computing_workers_replace_each_other_where_requests_are_not_relay
 
 
 async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
-    """A power cut: nobody answers, nobody refuses."""
+    """A power cut: no process answers, and none refuses."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         held = [socket.socket() for _ in range(8)]
@@ -230,4 +230,4 @@ async def test_a_proxy_without_files_blames_no_worker(dialect: Any) -> None:
             await probe_once(fleet, client)
         assert instance.up and instance.known and not instance.draining
         await probe_once(fleet, client)
-        assert not instance.up, "nobody is there"
+        assert not instance.up, "no worker is there"

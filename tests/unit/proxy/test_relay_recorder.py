@@ -33,7 +33,7 @@ def tapped(pieces: Iterator[bytes], asked: bool = False) -> tuple[bytes, Progres
     return b"".join(shown), tap.progress
 
 
-def test_a_tapped_stream_looks_as_if_nobody_had_asked() -> None:
+def test_a_tapped_stream_looks_as_if_no_ids_were_asked_for() -> None:
     """However its bytes arrive, also where its text looks like what is taken out."""
     given, plain = b"".join(stream(return_token_ids=True)), b"".join(stream())
     assert rb"\"token_ids\":[1]" in plain

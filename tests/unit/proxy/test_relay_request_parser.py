@@ -1,4 +1,4 @@
-"""HTTP requests as nobody should write them: cut anywhere, endless, forged."""
+"""HTTP requests as no client should write them: cut anywhere, endless, forged."""
 
 import itertools
 

@@ -174,7 +174,7 @@ def test_forged_requests_get_one_answer_and_the_door(name: str) -> None:
 
 
 class Unread(asyncio.Transport):
-    """A transport nobody is behind."""
+    """A transport without a client behind it."""
 
     closed = False
 
@@ -247,7 +247,7 @@ CORPUS = [data for data, _ in REQUESTS.values()] + list(FORGED.values()) + [post
     room=st.integers(0, 2),
     takes_all=st.booleans(),
 )
-def test_whatever_arrives_every_request_is_counted_out(
+def test_after_any_bytes_every_request_is_counted_out(
     parts: list[bytes],
     edits: list[tuple[int, int, bytes]],
     steps: list[tuple[int, bool]],

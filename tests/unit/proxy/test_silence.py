@@ -49,7 +49,7 @@ async def client() -> AsyncIterator[UpstreamClient]:
 async def test_what_is_reachable() -> None:
     with black_hole() as hole, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert await reachable(f"http://127.0.0.1:{port}", 5.0), "nobody need accept"
+        assert await reachable(f"http://127.0.0.1:{port}", 5.0), "no process need accept"
         assert await reachable("http://127.0.0.1:9", 5.0), "a refusal is an answer"
         assert await reachable("http://no-such-host.invalid:9", 5.0), "that says nothing of it"
         assert not await reachable(hole, PROBE_S)

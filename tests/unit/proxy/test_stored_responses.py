@@ -55,7 +55,7 @@ def test_what_is_no_response_is_not_noted() -> None:
 
 
 def test_the_response_before() -> None:
-    """Whatever else is in the request, of whatever type."""
+    """Beside any other fields, of any type."""
     assert previous_of({"previous_response_id": "resp_a", "id": 5, "store": "no"}) == "resp_a"
     assert previous_of({"previous_response_id": None}) == previous_of({}) == ""
 

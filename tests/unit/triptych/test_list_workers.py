@@ -16,8 +16,8 @@ WORKER = {"role": "decode", "url": "http://127.0.0.1:1", "events": []}
 
 
 class Master(BaseHTTPRequestHandler):
-    """Takes workers from whoever has the key, finds all of them well, and shows their URLs as a
-    master does: without the slash at the end."""
+    """Takes workers from clients that have the key, finds all of them well, and shows their URLs
+    as a master does: without the slash at the end."""
 
     listed: list[dict[str, Any]]
 

@@ -137,7 +137,7 @@ def test_a_search_is_one_request_for_each_token(model: LlamaForCausalLM) -> None
 
 
 def test_kv_from_elsewhere_is_fetched_once(model: LlamaForCausalLM) -> None:
-    """For one choice, whatever the search asks for; then it is a cached prefix."""
+    """For one choice, though the search asks for more; then it is a cached prefix."""
     engine = Engine(model)
     request = wanted(logprobs=1)
     request.kv_transfer_params, request.emitted = {"remote_request_id": "r"}, {0: [], 1: []}

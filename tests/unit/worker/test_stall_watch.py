@@ -94,7 +94,7 @@ def test_work_of_another_kind_may_take_long_once() -> None:
     assert judged(judge, engine, 20.0, beating=True)[-1] == ""
 
 
-def test_a_bound_for_steps_holds_whatever_was_seen() -> None:
+def test_a_bound_for_steps_holds_at_any_size() -> None:
     engine, judge = Engine(), StallJudge(StallBounds(3.0, 10.0))
     engine.step(9.0)
     engine.begin(tokens=1000)

@@ -16,7 +16,7 @@ from tests.support.side_messages import CONSUMERS, encode, frames, with_fields
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(frames(), min_size=1, max_size=20))
-def test_whatever_is_answered_a_consumer_goes_on(link: Link, sent: list[list[bytes]]) -> None:
+def test_a_consumer_goes_on_after_any_answer(link: Link, sent: list[list[bytes]]) -> None:
     raw, heard = RawProducer(link.producer.node), list[Any]()
     client, address = link.consumer.node.client, ("127.0.0.1", raw.port)
     client.on(Alive, lambda peer, message: heard.append(peer))

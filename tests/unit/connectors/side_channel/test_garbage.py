@@ -76,7 +76,7 @@ def test_a_flood_does_not_hold_up_a_poll(link: Link, intruder: RawConsumer) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(frames(), min_size=1, max_size=20))
-def test_whatever_is_sent_a_producer_goes_on(link: Link, sent: list[list[bytes]]) -> None:
+def test_a_producer_goes_on_after_any_frames(link: Link, sent: list[list[bytes]]) -> None:
     """It neither raises nor stops answering, and nothing that was said by chance stays."""
     raw = RawConsumer(link.producer.node.server.port)
     for one in sent:
@@ -86,7 +86,7 @@ def test_whatever_is_sent_a_producer_goes_on(link: Link, sent: list[list[bytes]]
     raw.close()
 
 
-def test_whoever_does_not_speak_zmq_is_given_up_at_once(link: Link) -> None:
+def test_a_peer_that_does_not_speak_zmq_is_given_up_at_once(link: Link) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
