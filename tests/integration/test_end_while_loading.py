@@ -14,6 +14,7 @@ from tests.support.waiting import until
 
 END_S = 9.0  # less than an engine has to end by itself
 START_S = 60.0
+SLOW = "import time; print('loading', flush=True); time.sleep(60)"
 ENDED = 128 + signal.SIGTERM
 AS_FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # with process id 1, as in a container
 CAN_BE_FIRST = subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
@@ -63,11 +64,14 @@ def test_a_worker_whose_engine_loads(before: tuple[str, ...], tmp_path: Path) ->
 
 @KINDS
 @pytest.mark.parametrize("command", ["decode", "proxy"])
-def test_one_that_reads_its_packages(before: tuple[str, ...], command: str, tmp_path: Path) -> None:
-    """Long before it has read its flags."""
-    with started(before, tmp_path, command, "--no-such-flag") as (pid, _):
-        status = Path(f"/proc/{pid}/status")
-        until(lambda: "msgspec" in Path(f"/proc/{pid}/maps").read_text(), status, START_S)
+def test_one_that_reads_its_packages(
+    before: tuple[str, ...], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has read its flags: one of its packages takes its time."""
+    (tmp_path / "uvicorn.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with started(before, tmp_path, command, "--no-such-flag") as (_, log):
+        until(lambda: "loading" in log.read_text(), log, START_S)
 
 
 def test_processes_of_a_proxy_are_ended_without_a_word(tmp_path: Path) -> None:
