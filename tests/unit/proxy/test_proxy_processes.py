@@ -22,14 +22,14 @@ def test_a_configuration_that_was_good_once_is_tried_again(
 
 
 SCRIPT = """
-import signal, sys
+import os, signal, sys
 from proxy.processes import Processes
 
 def work(number, parent):
     status = sys.argv[1 + number]
     if status != "loading":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    print("begun", flush=True)
+    os.write(1, b"begun\\n")
     if status == "loading":
         signal.pause()
     signal.sigwait({signal.SIGTERM})
@@ -54,6 +54,9 @@ def test_the_status_is_that_of_one_process(statuses: tuple[str, ...], expected: 
     command = [sys.executable, "-c", SCRIPT, *statuses]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline() for _ in statuses] == ["begun\n"] * 2
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == expected
+        try:
+            assert [process.stdout.readline() for _ in statuses] == ["begun\n"] * 2
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == expected
+        finally:
+            process.kill()  # its own processes end with it
