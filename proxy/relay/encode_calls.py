@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from protocol.encoder_cache import is_mm_hash
 from protocol.openai import CHAT_PATH
@@ -23,7 +22,6 @@ from proxy.upstream.pools import ConnectionPools
 
 # Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4
-_T = TypeVar("_T")
 Params = dict[str, Any]
 """`ec_transfer_params` of an encoder's answer."""
 
@@ -92,16 +90,6 @@ class EncodeCalls:
             raise Unreadable() if others else fleet.no_worker("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER
         return rendezvous([i for i in able if i.in_flight <= most], call.key.hex())
-
-
-async def all_of(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """What all bring, done at once. Raises the first failure and ends the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def reference_of(params: Params, modality: str) -> Reference | None:

@@ -12,10 +12,11 @@ from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Planner
 from proxy.relay.bodies import digest_of
-from proxy.relay.encode_calls import EncodeCall, EncodeCalls, Params, all_of, reference_of
+from proxy.relay.encode_calls import EncodeCall, EncodeCalls, Params, reference_of
 from proxy.relay.media import EncodedMedia, MediaItem, Pushed, Reference
 from proxy.relay.request_state import RelayedRequest
 from proxy.upstream.answer import Body
+from services.http.tasks import all_of
 
 
 class _Encoded(NamedTuple):

@@ -7,10 +7,11 @@ from typing import Any
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import digest_of
-from proxy.relay.encode_calls import EncodeCall, EncodeCalls, all_of, reference_of
+from proxy.relay.encode_calls import EncodeCall, EncodeCalls, reference_of
 from proxy.relay.media import EncodedMedia, MediaItem, Reference
 from proxy.relay.passed_request import PassedRequest
 from proxy.upstream.failures import Refused
+from services.http.tasks import all_of
 
 _NAME = "x-request-id"
 

@@ -183,8 +183,8 @@ class EncodeStage:
         async def work(encoder: Instance) -> bool:
             try:
                 return await self._encode_at(encoder, item)
-            # The time is the call's own, no request's: it speaks against the encoder, be it the
-            # encoder itself that says so.
+            # The encode call's deadline has passed, not a request's: the encoder is charged, also
+            # where it says so itself.
             except DeadlineExceeded as late:
                 raise CallFailed(late.message, "stalled", status=504) from None
 

@@ -72,7 +72,7 @@ class Fleet:
 
 
 def started(stack: Stack, transport: str) -> Fleet:
-    """The stranger decodes with blocks of another size, and serves no request."""
+    """A decode worker whose KV blocks have another size gets no request."""
     common, policy = flags(transport), "fail" if transport == "shm" else "recompute"
     other = flags(transport, kv_load_failure_policy=policy)
     encoders = [stack.start("services.encoder", *common) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A stranger registers a worker somewhere on the internet, with rates that no other can beat."""
+"""An attacker registers a worker on the internet, with rates that no worker of the fleet has."""
 
 from collections.abc import Iterator
 from typing import Any

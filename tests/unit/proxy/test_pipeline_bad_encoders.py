@@ -71,7 +71,7 @@ async def too_late(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("late", [never, too_late])
 async def test_an_encoder_that_is_late_is_charged_and_another_one_asked(late: Any) -> None:
-    """The time is the call's: the proxy or the encoder says that it is over."""
+    """An encode call has a deadline; the proxy or the encoder says that it has passed."""
 
     async def good(body: bytes) -> bytes:
         return encoded(body, "right")
