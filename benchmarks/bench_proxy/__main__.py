@@ -80,10 +80,11 @@ def _latency(scenario: Scenario, port: int, seconds: float) -> tuple[float, floa
 
 
 def _under_load(
-    scenario: Scenario, server: servers.Server, fleet: servers.Workers, seconds: float
-) -> Measured:
+    scenario: Scenario, server: servers.Server, fleet: servers.Workers, seconds: float,
+    rate: float = 0.0,
+) -> Measured:  # fmt: skip
     before, sent = server.cpu_s(), fleet.received_bytes()
-    done = uvloop.run(load.run(server.port, scenario.body, scenario.connections, seconds))
+    done = uvloop.run(load.run(server.port, scenario.body, scenario.connections, seconds, rate))
     if done.failed:
         raise RuntimeError(f"{server.name}: {done.failed} requests failed in '{scenario.name}'")
     cpu = server.cpu_s() - before
@@ -158,12 +159,12 @@ def watched_rows(fleet: servers.Workers, core: int, quick: bool) -> list[Row]:
             continue
         print(f"{scenario.name}, watched", file=sys.stderr)
 
-        def micros(server: servers.Server, asked: Scenario = scenario) -> float:
-            return _under_load(asked, server, fleet, 1.0).cpu_us
+        def under_load(server: servers.Server, rate: float, asked: Scenario = scenario) -> Measured:
+            return _under_load(asked, server, fleet, 1.0, rate)
 
         with tempfile.TemporaryDirectory() as folder:
             turns = 3 if quick else 15
-            rows += watching.rows(scenario.name, fleet, core, Path(folder), turns, micros)
+            rows += watching.rows(scenario.name, fleet, core, Path(folder), turns, under_load)
     return rows
 
 

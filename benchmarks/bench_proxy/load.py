@@ -1,4 +1,5 @@
-"""A closed-loop HTTP load generator on one core: each connection has one request at a time."""
+"""An HTTP load generator on one core: each connection has one request at a time, as many as are
+answered or at a fixed rate."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """Sends the same request until the time is over, but for what is to be fresh."""
+    """Sends the same request until the time is over, but for what is to be fresh. One follows the
+    other `every_s` seconds after that was due, and at once if that has passed."""
 
     def __init__(
         self,
@@ -48,8 +50,11 @@ class _Client(asyncio.Protocol):
         until: float,
         load: Load,
         done: asyncio.Event,
+        every_s: float = 0.0,
     ) -> None:
         self._numbers = numbers
+        self._every_s = every_s
+        self._due = time.perf_counter()
         self._request, self._until, self._load, self._done = request, until, load, done
         self._start = self._last = 0.0
         self._missing: int | None = None
@@ -110,8 +115,13 @@ class _Client(asyncio.Protocol):
 
     def _one(self, good: bool) -> None:
         if good:
-            self._load.latencies.append(time.perf_counter() - self._start)
-            self._send()
+            now = time.perf_counter()
+            self._load.latencies.append(now - self._start)
+            self._due += self._every_s
+            if self._every_s and self._due > now:
+                asyncio.get_running_loop().call_later(self._due - now, self._send)
+            else:
+                self._send()
         else:
             self._load.failed += 1
 
@@ -135,16 +145,20 @@ def post(host: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def run(port: int, body: bytes, connections: int, seconds: float) -> Load:
-    """Load one port of loopback for so many seconds; requests under way then are finished."""
+async def run(port: int, body: bytes, connections: int, seconds: float, rate: float = 0.0) -> Load:
+    """Load one port of loopback for so many seconds; requests under way then are finished. `rate`:
+    requests/s of all connections together, 0 for as many as are answered."""
     loop = asyncio.get_running_loop()
     load, start = Load(), time.perf_counter()
     request = post(f"127.0.0.1:{port}", body).split(FRESH)
     numbers = itertools.count(time.time_ns() % 10**12 * 1000)
     ends = [asyncio.Event() for _ in range(connections)]
+    every_s = connections / rate if rate else 0.0
     for end in ends:
+        if rate:
+            await asyncio.sleep(1 / rate)  # else all would send at the same moments
         await loop.create_connection(
-            functools.partial(_Client, request, numbers, start + seconds, load, end),
+            functools.partial(_Client, request, numbers, start + seconds, load, end, every_s),
             "127.0.0.1",
             port,
         )

@@ -35,7 +35,7 @@ from services.engine.model.vision_encoders import (
     Pixels,
     encode_qwen,
 )
-from services.engine.scheduling.seams import Prepared
+from services.engine.scheduling.seams import NotFinite, Prepared
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.timed_clips import clips_of
 from services.frontend.media.image import load_rgb
@@ -176,8 +176,8 @@ class VisionModel:
         """As `encode`, in one run, whose exception is raised."""
         entries = self._encode(self._model, [self._move(p.pixels) for p in batch])
         return [
-            _checked(prepared.item, tensors)
-            for prepared, tensors in zip(batch, entries, strict=True)
+            _checked(prepared.item, tensors, finite)
+            for prepared, tensors, finite in zip(batch, entries, _finite(entries), strict=True)
         ]
 
     def _move(self, pixels: Pixels) -> Pixels:
@@ -218,13 +218,26 @@ def _patches(pixels: Pixels) -> int:
     return pixels["pixel_values"].numel() // (14 * 14 * 3)
 
 
-def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
+def _finite(entries: Sequence[Tensors]) -> list[bool]:
+    """Of each entry, whether all its numbers are finite: the device is waited for once."""
+    flags = [
+        torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).all()
+        for tensors in entries
+    ]
+    return torch.stack(flags).tolist()
+
+
+def _checked(item: EncodeItem, tensors: Tensors, finite: bool) -> Tensors | TriptychError:
+    # Returned, not raised: `contained` would run the other pictures again.
     rows = tensors[EC_TENSOR].shape[0]
     if rows != item.length:
-        # Returned, not raised: `contained` would run the other pictures again.
         return InvalidRequest(
             f"media item {item.mm_hash[:16]}: the encoder made {rows} embeddings, its placeholder "
             f"span has {item.length} tokens",
             code="embedding_length_mismatch",
+        )
+    if not finite:  # kept, they would spoil every request with this picture
+        return NotFinite(
+            f"media item {item.mm_hash[:16]}: the encoder's embeddings are not finite numbers"
         )
     return tensors

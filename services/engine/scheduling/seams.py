@@ -27,7 +27,8 @@ Clock = Callable[[], float]
 
 
 class NotFinite(InternalError):
-    """A model's answer is not finite numbers: KV that it came from is not used again."""
+    """What a model has made is not finite numbers: the KV that an answer came from is not used
+    again, embeddings are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
