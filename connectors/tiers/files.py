@@ -160,7 +160,7 @@ class FileStore:
             temporary.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                temporary.unlink()
             logger.warning("%s cannot be written: %s", path, error.strerror)
             return False
         return True
@@ -194,7 +194,7 @@ class FileStore:
         def unlink() -> None:
             for path in paths:
                 with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    path.unlink()
 
         if paths:
             self._writer.call(unlink)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from connectors.transports.ucx_wire import (
     BUNDLE,
     DATA,
+    MAX_REASON,
     MAX_REQUEST,
     REFUSAL,
     Piece,
@@ -33,7 +34,6 @@ Bytes = npt.NDArray[np.uint8]
 _WINDOW = 256
 _BUNDLES = 8  # of them bundles, each with a buffer
 _MAX_JOBS = 1024
-_MAX_REASON = 500
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class UcxOwner:
             logger.warning("ucx: a message was refused: %s", reason)
 
     def _answer(self, link: Link, transfer: int, reason: str) -> None:
-        text = reason.encode()[:_MAX_REASON]
+        text = reason.encode()[:MAX_REASON]
         # A request may be refused for a number that is too large for a tag.
         self._worker.send(link, text, tag(REFUSAL, transfer & transfer_mask()), lambda _: None)
 

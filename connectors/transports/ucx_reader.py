@@ -17,6 +17,7 @@ from connectors.transports.base import Range, Transfer
 from connectors.transports.ucx_owner import Buffers, Region, scatter
 from connectors.transports.ucx_wire import (
     DATA,
+    MAX_REASON,
     REQUEST,
     ReadRequest,
     StopRequest,
@@ -30,7 +31,6 @@ from connectors.transports.ucx_worker import Link, Message, UcxWorker
 from protocol.errors import TransferError, TransferTimeout
 
 _BUFFERS = 8
-_MAX_REASON = 500
 
 
 class UcxRead(Transfer):
@@ -179,7 +179,7 @@ class UcxReader:
     def refused(self, message: Message, transfer: int) -> None:
         """The owner says why it does not send."""
         read = self._reads.get(transfer)
-        if read is None or message.size > _MAX_REASON:
+        if read is None or message.size > MAX_REASON:
             self.late += 1
             return self._worker.discard(message)
         text = np.empty(message.size, np.uint8)

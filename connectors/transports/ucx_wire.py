@@ -20,6 +20,7 @@ VERSION = 1
 BUNDLE = 2 << 20  # bytes of small ranges that travel as one message
 DIRECT = 32 << 10  # a range of this size or more is a message of its own
 MAX_REQUEST = 4 << 20
+MAX_REASON = 500  # bytes that tell why a read is refused; more are cut off
 # Two bits are left for them, see `tag`.
 REQUEST, DATA, REFUSAL = 1, 2, 3
 """Kinds of messages, in their tags."""

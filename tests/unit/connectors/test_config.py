@@ -23,6 +23,18 @@ def kv(**fields: Any) -> KVConfig:
     return parse_kv(json.dumps({"kv_connector": "shm", **fields}))
 
 
+@pytest.mark.parametrize(
+    ("transport", "kind"),
+    [("local", ""), ("shm", "model:shm"), ("shared_storage", "model:shared_storage")],
+)
+def test_embeddings_are_shared_by_workers_of_one_model_and_transport(
+    transport: str, kind: str
+) -> None:
+    path = {"shared_storage_path": "/tmp"}
+    config = ec(ec_connector=transport, ec_connector_extra_config=path)
+    assert Connectors(config, KVConfig()).ec_kind("model") == kind
+
+
 def test_vllms_own_form_is_understood() -> None:
     text = """{"ec_connector": "ECExampleConnector", "ec_role": "ec_producer",
         "ec_buffer_size": 1e9, "ec_ip": "127.0.0.1", "ec_port": 14579.0,

@@ -54,6 +54,23 @@ def test_pieces_hold_what_was_put_and_come_back_when_no_holder_is_left() -> None
     assert pieces.used == 0 and pieces.check_integrity() == []
 
 
+def test_what_is_lent_lies_in_its_own_piece() -> None:
+    """Wherever an entry lay at its producer, and in whatever order its tensors are named."""
+    pieces = BufferPool(torch.zeros(4 * SIZE, dtype=torch.uint8), BASE)
+    first, second = pieces.take(SIZE), pieces.take(2 * SIZE)
+    assert first is not None and second is not None
+    both = torch.cat([values(1), values(2)]).view(torch.uint8).view(-1)
+    pieces.fill(second, both)
+    described = [
+        ECTensor("deep", (ROWS, HIDDEN), "float32", 4096 + SIZE, SIZE),
+        ECTensor(EC_TENSOR, (ROWS, HIDDEN), "float32", 4096, SIZE),
+    ]
+    found = pieces.lend(second, described)
+    assert torch.equal(found[EC_TENSOR], values(1)) and torch.equal(found["deep"], values(2))
+    storage = found["deep"].untyped_storage()
+    assert storage.nbytes() == 2 * SIZE, "no more than the piece"
+
+
 def test_a_view_of_a_tensor_keeps_its_piece() -> None:
     pieces = keep(1)
     row = lent(pieces, 1)[EC_TENSOR][2]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from connectors.base import Entry, Tensors
 from connectors.ec import file_format
-from connectors.ec.files import FILE_NAME
+from connectors.ec.files import FILE_NAME, FileEC, FileStoreOptions
 from connectors.ec.lease_files import LeaseFiles
 from protocol.errors import TransferError, TransferTimeout
 from tests.support.ec_folders import SIZE, arrived, entry, store
@@ -64,6 +64,19 @@ def test_a_reader_gives_up_in_time(tmp_path: Path) -> None:
         load.poll()
     load.cancel()
     assert not reader.wanted("a")
+
+
+def test_an_entry_may_be_as_large_as_the_store_and_no_larger(tmp_path: Path) -> None:
+    one = entry(1)
+    size = sum(tensor.nbytes for tensor in one.tensors.values())
+    for capacity, fits in ((size, True), (size - 1, False)):
+        writer = FileEC(FileStoreOptions(tmp_path / str(capacity), capacity, 30.0, 30.0, False))
+        if fits:
+            assert writer.offer("a", one)
+        else:
+            with pytest.raises(TransferError, match=f"needs {size} bytes, more than the EC store"):
+                writer.offer("a", one)
+        writer.close()
 
 
 def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:

@@ -131,6 +131,16 @@ def test_a_grant_on_its_way_to_a_consumer_that_gives_up_ends() -> None:
     case.sound()
 
 
+def test_one_of_several_that_wait_leaves_the_others_waiting() -> None:
+    """Of those that wait for one entry, each by its number: nothing is granted to it any more."""
+    case = Case(1)
+    for query in (1, 2, 3):
+        assert case.bus.say(ECWant(query, "a", 60.0)) is None
+    case.bus.say(ECDone(2, "a", 0))
+    case.offer("a")
+    assert [answer.query for answer in case.bus.answers] == [1, 3]
+
+
 def test_who_waits_in_vain_is_told() -> None:
     case = Case(1)
     case.pending.add("a")

@@ -110,6 +110,18 @@ def test_blocks_that_two_offers_share_stay_until_both_have_ended(tmp_path: Path)
         link.works()
 
 
+def test_an_offer_that_begins_anew_does_not_lapse_while_it_is_computed(link: Link) -> None:
+    kv = link.producer.kv
+    kv.offer("r")
+    kv.advance("r", [4])
+    kv.restart("r")
+    link.producer.lapse()
+    for _ in range(3):
+        link.producer.poll()
+    assert link.producer.ended == []
+    kv.release("r", "aborted")
+
+
 def test_a_block_that_is_offered_again_is_written_again(tmp_path: Path) -> None:
     """Its last offer ended, and its file goes, while the next one is on its way."""
     with linked("shared_storage", tmp_path) as link:

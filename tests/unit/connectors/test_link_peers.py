@@ -90,6 +90,32 @@ def test_an_encoder_whose_grant_came_too_late_says_nothing_of_the_entry(link: Li
     link.producer.ec.clear()
 
 
+def test_producers_are_looked_for_again_until_one_is_asked(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each poll, as handshakes may end between two; every quarter of a second from then on."""
+    reader = getattr(link.consumer.ec, "_reader", None)
+    if reader is None:
+        pytest.skip("files are found without asking")
+    looks: list[int] = []
+    producers = reader.producers
+    monkeypatch.setattr(reader, "producers", lambda: looks.append(1) or producers())
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "ready", lambda address: None)
+        load = link.consumer.ec.fetch("nothing", None)
+        for count in (1, 2, 3):
+            assert load.poll() is None and len(looks) == count
+    link.until(lambda: load.poll() or load._asked)
+    assert load.poll() is None
+    asked, load._next_look = len(looks), time.monotonic() + 60.0
+    assert load.poll() is None and len(looks) == asked
+    load.cancel()
+
+
+def test_consumers_hold_nothing_that_is_awaited(link: Link) -> None:
+    assert link.producer.ec.awaited == link.consumer.ec.awaited == 0
+
+
 def started_at(port: int, transport: str, folder: Path) -> Side:
     """ZMQ gives a port back some time after it was closed."""
     deadline = time.monotonic() + BOUND_S

@@ -220,6 +220,20 @@ def test_a_folder_of_somebody_else_is_refused(
         make_private(ours, REMEDY)
 
 
+@pytest.mark.parametrize("nbytes", [1, 4095, 4097])
+def test_memory_of_any_size_is_mapped(memory: None, nbytes: int) -> None:
+    shared = SharedMemory(nbytes, MemoryBudget(), sparse=False, granule=0)
+    shared.view[:] = 7
+    descriptor = shared.reader_descriptor()
+    tensor, _ = map_for_reading(descriptor, nbytes)
+    assert tensor.tolist() == [7] * nbytes
+    for wrong in (nbytes + 1, 0):
+        with pytest.raises(TransferError, match="its description says"):
+            map_for_reading(descriptor, wrong)
+    os.close(descriptor)
+    shared.close()
+
+
 LARGE = """
 from connectors.config import namespace_dir
 from connectors.transports.shm import ShmTransport

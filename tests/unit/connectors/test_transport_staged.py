@@ -60,6 +60,14 @@ def sides(tmp_path: Path) -> Iterator[tuple[Side, Side]]:
     folder.rmdir()
 
 
+def test_its_events_are_those_of_what_it_copies_through(sides: tuple[Side, Side]) -> None:
+    for side in sides:
+        inner = side.transport._inner
+        assert list(side.transport.descriptors) == list(inner.descriptors)
+        assert side.transport.arm() == inner.arm()
+        assert side.transport.refused == inner.refused == 0
+
+
 def test_memory_is_taken_for_what_is_on_its_way_only(sides: tuple[Side, Side]) -> None:
     owner, reader = sides
     assert owner.mirrored() == reader.mirrored() == 0

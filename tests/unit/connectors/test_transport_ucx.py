@@ -14,7 +14,9 @@ from connectors.transports.ucx_wire import (
     BUNDLE,
     DATA,
     DIRECT,
+    MAX_REASON,
     MAX_REQUEST,
+    REFUSAL,
     REQUEST,
     Epochs,
     ReadRequest,
@@ -121,6 +123,48 @@ def test_a_bundle_of_another_size_is_refused(local: Local, peer: PeerProcess) ->
     peer.signal(signal.SIGCONT)
     stranger.close()
     local.fetch("peer", (0, 0, 8), (16, 16, 8))
+
+
+@UCX
+@pytest.mark.parametrize(("size", "heard"), [(MAX_REASON, True), (MAX_REASON + 1, False)])
+def test_a_reason_is_read_up_to_its_bound(
+    local: Local, peer: PeerProcess, size: int, heard: bool
+) -> None:
+    peer.signal(signal.SIGSTOP)
+    late = local.transport.late
+    read = local.read("peer", (0, 0, 8))
+    (transfer,) = local.transport._reader._reads
+    stranger = UcxWorker("127.0.0.1")
+    link = stranger.link(local.address)
+    stranger.send(link, b"x" * size, tag(REFUSAL, transfer), lambda _: None)
+
+    def come() -> bool:
+        stranger.progress()
+        return local.transport.late > late or local.transport._reader._reads[transfer].error
+
+    try:
+        until(come, local.transport)
+        assert local.transport.late == late + (not heard)
+        if heard:
+            with pytest.raises(TransferError, match=f"refused a read: x{{{size}}}$"):
+                read.poll()
+    finally:
+        peer.signal(signal.SIGCONT)
+    read.cancel()
+    until(lambda: read.settled, local.transport)
+    stranger.close()
+
+
+@UCX
+def test_a_region_may_have_one_byte_and_descriptors_last_until_the_end() -> None:
+    transport = UcxTransport()
+    assert transport.allocate("one", 1, "cpu").numel() == 1
+    with pytest.raises(ConfigError, match=r"has no bytes \(0\)"):
+        transport.allocate("none", 0, "cpu")
+    (descriptor,) = transport.descriptors
+    assert descriptor == transport._worker.descriptor
+    transport.close()
+    assert list(transport.descriptors) == []
 
 
 @UCX
