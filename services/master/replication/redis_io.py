@@ -91,7 +91,7 @@ async def scan(client: Redis, prefix: str, most: int) -> AsyncIterator[list[str]
     async for key in client.scan_iter(match=prefix + "*", count=_AT_ONCE):
         # Others may write keys here: one that is no text must not end the scan.
         names.append(key.decode(errors="replace"))
-        if len(names) >= _AT_ONCE:
+        if len(names) >= min(_AT_ONCE, most):
             yield names
             most, names = most - len(names), []
         if most <= 0:

@@ -174,6 +174,18 @@ def test_garbage_is_counted() -> None:
     assert reader.state == {2}
 
 
+def test_garbage_in_an_answer_is_counted_and_the_rest_is_taken() -> None:
+    source = Source()
+    reader = Reader(source)
+    for key in (7, 8):
+        source.publish(BlockStored([key]))
+    reader.follower.live(source.publish(BlockStored([9])))
+    reader.follower.replayed([b"no", b"answer"])
+    assert reader.counts["garbage"] == 1
+    reader.serve()
+    assert reader.state == {7, 8, 9}
+
+
 def foreign_events(tokens: list[int], items: list[MMItem], salt: str = "") -> list[BlockStored]:
     """What a vLLM of block size 4 with hashes of its own would publish, two blocks a time."""
     events = []

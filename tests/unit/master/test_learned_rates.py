@@ -94,6 +94,15 @@ def test_nothing_heard_is_the_prior() -> None:
     assert new().computing.fit.solve()[1] == pytest.approx(1.0, rel=0.05)
 
 
+def test_what_is_expected_once_more_is_no_news() -> None:
+    """A tenth off is: the rates of like workers have changed."""
+    fit = LineFit(1.0, 1.0, 10.0)
+    for base, slope in ((20.0, 0.4), (20.0, 0.0), (0.0, 0.4)):
+        assert fit.expect(base, slope)
+        assert not fit.expect(base, slope)
+    assert fit.expect(20.0, 0.4) and fit.expect(20.0, 0.44) and fit.expect(22.0, 0.44)
+
+
 @pytest.mark.parametrize("values", [(0.0, 5.0), (-1.0, 5.0), (5.0, 0.0), (5.0, float("nan")),
                                     (float("inf"), 5.0), (5.0, float("inf"))])  # fmt: skip
 def test_what_cannot_be_is_not_counted(values: tuple[float, float]) -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.kv_events import BlockStored
-from protocol.placement import Finished
+from protocol.placement import Finished, ScheduleRequest
 from protocol.registry import Heartbeat, InstanceName, Load
+from services.master.listener import MasterListener
+from services.master.placement.reservation import Reservation
 from tests.support.master_fleets import (
     LOAD,
     PROMPT,
@@ -190,3 +192,28 @@ def test_sessions_stick_to_one_of_equal_workers() -> None:
         chosen.add(prefill_of(place(made, request, float(i))))
         made.finished(Finished(f"r{i}"), i + 0.5)
     assert len(chosen) == 1
+
+
+class Placed(MasterListener):
+    """Keeps what the last request holds."""
+
+    held: Reservation
+
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_decode_shows_a_request_once_it_has_been_asked(ours: bool) -> None:
+    """A worker of ours is asked at once, as it waits for KV itself; others once prefill has
+    ended."""
+    placed = Placed()
+    made = master(listener=placed, settle=0.2)
+    endpoint = {"remote_engine_id": "p"} if ours else None
+    add(made, "p", "prefill", kv_endpoint=endpoint)
+    add(made, "d", "decode")
+    place(made, asking("r"))
+    charge = placed.held.decode
+    assert charge is not None
+    prefill_ms = 160.0  # of RATES, on an idle worker
+    assert charge.visible_at == pytest.approx(200.0 + (0.0 if ours else prefill_ms), abs=0.5)

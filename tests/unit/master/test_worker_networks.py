@@ -1,14 +1,15 @@
 """Where workers may be that register."""
 
+import asyncio
 import socket
 from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigError, InvalidRequest
+from protocol.errors import ConfigError, InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
 from protocol.settings import resolve
-from services.master.api.worker_networks import WorkerNetworks
+from services.master.api.worker_networks import _WAITING, WorkerNetworks
 from services.master.config import MasterConfig
 
 
@@ -68,6 +69,27 @@ async def test_a_flag_says_where_key_or_not() -> None:
 def test_what_is_no_network_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--allowed-worker-networks.*no network"):
         networks("--allowed-worker-networks", text)
+
+
+async def test_lookups_that_have_ended_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many at once as are allowed, then again, whether or not the names are known."""
+    where = networks()
+
+    def look_up(host: str, *args: Any, **more: Any) -> list[Any]:
+        if host.startswith("no"):
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for kind in ("no", "yes", "yes"):
+        names = [f"http://{kind}{n}.example:1" for n in range(_WAITING)]
+        found = await asyncio.gather(*(taken(where, name) for name in names))
+        assert found == [kind == "yes"] * _WAITING
+    names = [f"http://yes{n}.example:1" for n in range(_WAITING + 1)]
+    found = await asyncio.gather(*(taken(where, name) for name in names), return_exceptions=True)
+    assert [type(one) for one in found if one is not True] == [Unavailable]
 
 
 async def test_all_addresses_of_a_name_count(monkeypatch: pytest.MonkeyPatch) -> None:
