@@ -240,7 +240,10 @@ async def test_the_kind_of_a_workers_kv_is_what_the_master_says() -> None:
             assert [decode.kv_compatibility for decode in fleet.decode] == [kind]
 
 
-async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_is() -> None:
+async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     async with running() as ((master,), link, _):
         fleet = Fleet()
         watcher = FleetWatcher(link, fleet, ["nice-name", "other"])
@@ -250,6 +253,7 @@ async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_i
         assert usable(fleet) == {"decode": [DECODER]}
         assert (watcher.model, watcher.asked_for("nice-name")) == ("m", "m")
         assert watcher.asked_for("a-lora") == "a-lora"
+    assert "all workers serve m: nice-name is an alias of it" in caplog.messages
 
 
 async def test_of_several_models_only_the_named_one_is_this_proxys() -> None:
@@ -279,15 +283,18 @@ async def test_an_alias_returns_when_the_other_model_has_left() -> None:
         assert usable(fleet) == {"decode": [DECODER]}
 
 
-async def test_an_alias_ends_when_the_named_model_comes() -> None:
+async def test_an_alias_ends_when_the_named_model_comes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with running() as ((master,), link, _):
         fleet = Fleet()
         watcher = FleetWatcher(link, fleet, ["named"])
         master.tell_of("d1", "decode", DECODER)
         assert await watcher.once(0.0) and watcher.model == "m"
         master.service.register(InstanceInfo("x", "decode", ENCODER, "named"))
+        caplog.clear()
         assert await watcher.once(0.0) and watcher.model == "named"
         assert usable(fleet) == {"decode": [ENCODER]}
+    assert not any("alias" in message for message in caplog.messages)
 
 
 async def test_a_worker_that_changes_its_role_is_in_the_other_list_and_keeps_its_calls() -> None:

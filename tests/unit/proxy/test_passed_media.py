@@ -1,11 +1,16 @@
 """Media of requests that are passed on, as parts of chats; what is malformed is passed over."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from protocol.bounds import MAX_CHOICES
+from proxy.config import ProxyConfig
+from proxy.fleet.fleet import Fleet
 from proxy.relay.media import MediaItem
 from proxy.relay.passed_media import media_passed
+from proxy.relay.passed_request import PassedRequests
 
 URL = "data:image/png;base64,iVBO"
 PART = {"type": "image_url", "image_url": {"url": URL}}
@@ -77,3 +82,25 @@ def test_what_is_malformed_is_passed_over(path: str, wrong: Any) -> None:
     name = "input" if path == "/v1/responses" else "messages"
     assert contents(media_passed(path, {name: wrong})) == [[]]
     assert contents(media_passed("/v1/chat/completions/batch", {"messages": [wrong]})) == [[]]
+
+
+BATCH = "/v1/chat/completions/batch"
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        ([[turn(PART, PART)], [turn(PART)]], 3),
+        ([[turn(PART, PART, PART)], [turn(PART)]], 0),
+        ([[turn(PART)]] * MAX_CHOICES, MAX_CHOICES),
+        ([[turn(PART)]] * (MAX_CHOICES + 1), 0),
+    ],
+)
+def test_nothing_is_encoded_of_a_request_that_its_worker_refuses(
+    messages: list[Any], found: int
+) -> None:
+    """At most two media in a chat, and so many chats."""
+    config = ProxyConfig(limit_mm_per_prompt=2)
+    gateway: Any = SimpleNamespace(fleet=Fleet(), config=config)
+    read: Any = SimpleNamespace(fields={"messages": messages})
+    assert len(PassedRequests(gateway)._encodable(BATCH, read)) == found

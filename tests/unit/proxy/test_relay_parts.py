@@ -70,6 +70,13 @@ def test_large_urls_come_back_byte_for_byte(urls: list[str]) -> None:
     assert len(data_urls.small) <= len(body) - sum(len(url) - 100 for url in plain)
 
 
+@pytest.mark.parametrize("before", ['say "', 'say \\"', 'say \\\\"'])
+def test_a_url_that_a_text_quotes_stays_in_it(before: str) -> None:
+    """What texts begin with finds their prefixes in caches: a stand-in is another one each time."""
+    body = json.dumps({"text": f"{before}data:," + "A" * 10000}).encode()
+    assert DataUrls(body).small == body
+
+
 def test_kept_aside_bytes_are_counted() -> None:
     body = json.dumps({"url": "data:," + "A" * 10000}).encode()
     assert size_of(DataUrls(body).fill(DataUrls(body).small)) < 200

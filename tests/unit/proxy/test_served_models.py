@@ -47,6 +47,19 @@ def test_encode_workers_list_no_adapters(fleet: Fleet) -> None:
     assert fleet.usable("encode", (), "b") == [fleet.encode[1]]
 
 
+def test_an_adapter_that_prefill_and_decode_have_in_other_files_is_named() -> None:
+    fleet = Fleet.from_urls("", "http://p0", "http://d0")
+    for worker, revision in ((fleet.prefill[0], "r1"), (fleet.decode[0], "r2")):
+        serve(worker, "a", "lora")
+        worker.adapters = {"lora": revision}
+    fleet.news()
+    for role, other in (("decode", "prefill"), ("prefill", "decode")):
+        message = fleet.no_worker(role, "lora").message  # type: ignore[arg-type]
+        assert (
+            message == f"no {role} worker has adapter 'lora' in the files that {other} workers have"
+        )
+
+
 def test_another_model_is_no_replacement(fleet: Fleet) -> None:
     fleet.decode[2].up = False
     with pytest.raises(NoWorker):

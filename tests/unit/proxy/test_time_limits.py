@@ -72,6 +72,17 @@ def test_an_earlier_deadline_does_not_wait_for_the_timer() -> None:
     assert rung == [2.0] and loop.pending == []
 
 
+def test_a_deadline_that_moves_by_less_than_a_second_does_not_ring_early() -> None:
+    loop, rung, alarm = made()
+    alarm.set(2.0)
+    loop.now = 0.5
+    alarm.set(2.0)
+    loop.go_to(2.0)
+    assert rung == []
+    loop.go_to(2.5)
+    assert rung == [2.5] and loop.pending == []
+
+
 def test_what_is_stopped_does_not_ring_and_may_be_set_again() -> None:
     loop, rung, alarm = made()
     alarm.set(5.0)
