@@ -234,6 +234,20 @@ def test_a_picture_of_the_same_name_and_another_size_is_refused(
     assert tight.answered() == [0, 0]
 
 
+def test_the_earliest_request_says_until_when_a_step_is_due(tight: Case) -> None:
+    assert tight.queue.next_deadline is None
+    for name, seconds in (("without", None), ("late", 60.0), ("soon", 5.0)):
+        item = tight.items[1 if name == "late" else 0]
+        tight.queue.add(EncodeRequest(name, [item], holder=name, deadline_s=seconds))
+    due = tight.queue.next_deadline
+    assert due is not None and 0.0 < due - time.monotonic() <= 5.0
+    tight.queue.abort(["soon"])
+    due = tight.queue.next_deadline
+    assert due is not None and 50.0 < due - time.monotonic() <= 60.0
+    tight.queue.abort(["late"])
+    assert tight.queue.next_deadline is None and len(tight.queue) == 1
+
+
 def test_only_the_last_names_are_remembered() -> None:
     seen = SeenBefore(2)
     for name, count in (("a", 0), ("b", 0), ("a", 1), ("c", 1), ("a", 2), ("b", 2), ("c", 2)):

@@ -4,6 +4,9 @@ from collections.abc import Collection
 
 from services.engine.messages import Stage
 from services.engine.scheduling.request_times import StageTimes
+from tests.conftest import ModelDir
+from tests.support.conversations import asking, picture
+from tests.support.engines import engine, request_of
 
 
 class Case:
@@ -59,3 +62,33 @@ def test_what_is_traced_beyond_a_bound_is_not_looked_at() -> None:
     case.stages = {"later": ["queue"]}
     case.times.watch("later", "later")
     assert case.at(2.0, {}) == [Stage("later", "queue", 1.0, 2.0)]
+
+
+def test_an_engine_tells_of_its_encoders_stages_and_of_its_steps(model_dir: ModelDir) -> None:
+    """Of traced requests alone, and each stage once."""
+    model = model_dir("qwen2_5_vl")
+    worker = engine(model)
+    assert worker.encode is not None and worker.generate is not None
+    try:
+        ended, told = set(), list[Stage]()
+        for name, traced in (("seen", True), ("unseen", False)):
+            generate, encode = request_of(
+                model, asking(picture(1), name), name, max_tokens=3, ignore_eos=True
+            )
+            worker.encode.add(encode)
+            worker.generate.add(generate)
+            if traced:
+                worker.encode.trace(name)
+                worker.generate.trace(name)
+        while len(ended) < 2:
+            outputs, _ = worker.step()
+            ended |= {output.request_id for output in outputs if output.finish_reason}
+            told += worker.stages()
+    finally:
+        worker.close()
+    assert {stage.request_id for stage in told} == {"seen"}
+    names = [stage.name for stage in told]
+    assert {"encode", "prefill", "decode"} <= set(names)
+    # It waits for its picture's turn, and for its own.
+    assert len(names) == len(set(names)) + (names.count("queue") == 2), names
+    assert all(stage.start <= stage.end for stage in told)
