@@ -2,7 +2,7 @@
 
 from services.engine.scheduling.chunks import StepSizes, amounts_of, work_of
 from services.engine.scheduling.limits import Limits
-from tests.support.scheduler_cases import Case
+from tests.support.scheduler_cases import Case, pictures_of
 
 
 def news(case: Case, steps: int) -> list[bool]:
@@ -47,3 +47,24 @@ def test_amounts_of_a_kind_add_up_and_others_are_new() -> None:
         sizes.end()
     sizes.does_else()
     assert sizes.new
+
+
+def test_what_a_step_does_is_counted_by_kind() -> None:
+    """A prompt with two pictures beside a request that decodes."""
+    case = Case(Limits(8, 256))
+    case.add(20)
+    case.step()
+    items = pictures_of([1, 2], 60)
+    for item in items:
+        case.store_picture(item)
+    case.add(60, 1000, *items)
+    case.scheduler.embeddings.poll()
+    chunks = case.step()
+    work = work_of(chunks)
+    assert (work.computed, work.requests, work.context) == (60, 1, 21)
+    amounts = amounts_of(chunks, work)
+    counted = {name: amount for name, amount in amounts.items() if isinstance(name, str)}
+    assert counted == {
+        "prompt tokens": 60, "attended by prompts": 60 * 60, "media": 2,
+        "requests that decode": 1, "their context": 21, "drafts": 0,
+    }  # fmt: skip
