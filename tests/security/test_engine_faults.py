@@ -219,6 +219,23 @@ def test_a_picture_that_cannot_be_encoded_fails_alone(
     assert failed == {"r1": False, "r2": True, "r3": False}
 
 
+def test_pictures_that_cannot_be_queued_are_told_so(
+    served: Engine, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, media = request_of(model_dir("qwen2_5_vl"), asking(picture(1), "?"), "r")
+    assert served.encode is not None
+
+    def fails(_: Any) -> None:
+        raise ValueError("cannot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.encode._pictures, "add", fails)
+        (output,) = served.add_media(media)
+    assert output.request_id == "r" and output.error is not None and output.error.status == 500
+    assert len(served.encode) == 0
+    assert served.add_media(media) == []
+
+
 def test_a_request_that_cannot_be_queued_is_told_so(
     served: Engine, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,9 @@ def test_right_guesses_save_steps(model_dir: ModelDir) -> None:
     counted = guessing.counters()
     assert counted["accepted_draft_tokens"] > 0
     assert counted["steps"] == plain.counters()["steps"] - counted["accepted_draft_tokens"]
+    most = GUESSES.num_speculative_tokens
+    assert counted["draft_tokens"] <= most * counted["drafts"], "one for each step that guesses"
+    assert counted["steps"] / 4 < counted["drafts"] < 0.75 * counted["steps"]
 
 
 def test_a_tiny_pool_guesses_only_with_blocks_to_spare(model_dir: ModelDir) -> None:
