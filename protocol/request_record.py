@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -115,11 +116,14 @@ class RequestRecord:
             until[stage] = max(end, until.get(stage, 0.0))
         return total
 
-    def stage_seconds(self, now: float) -> list[tuple[str, float]]:
-        """Each stage with the seconds that it has had work in progress, up to `now`."""
+    def add_stage_seconds(self, to: defaultdict[str, list[float]], now: float) -> None:
+        """Add to each stage's list the seconds that it has had work in progress, up to `now`."""
         if self._plain:
-            return [(call.stage, (call.end or now) - call.start) for call in self.calls]
-        return [(stage, ms / 1e3) for stage, ms in self.stages_ms(now).items()]
+            for call in self.calls:
+                to[call.stage].append((call.end or now) - call.start)
+        else:
+            for stage, ms in self.stages_ms(now).items():
+                to[stage].append(ms / 1e3)
 
     def first_output(self, now: float) -> None:
         if not self.first_at:

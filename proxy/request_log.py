@@ -42,7 +42,7 @@ class RequestLog:
     """The lines of a proxy's requests, at level INFO of the logger `proxy.request_log`.
 
     `on`: whether any are written. `form`: text or json. `write`: takes several lines at once;
-    standard error by default. `counted`: gets each record before its line is made.
+    standard error by default. `counted`: gets the records before their lines are made.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestLog:
         on: bool,
         form: str,
         write: Callable[[str], object] | None = None,
-        counted: Callable[[RequestRecord], None] = lambda record: None,
+        counted: Callable[[Sequence[RequestRecord]], None] = lambda records: None,
     ) -> None:
         self._on = on
         self._json = form == "json"
@@ -69,7 +69,7 @@ class RequestLog:
         record.ended_at = time.monotonic()
         if not self.writes:
             if always:
-                self._counted(record)
+                self._counted((record,))
             return
         waiting = self._waiting
         waiting.append(record)
@@ -83,6 +83,9 @@ class RequestLog:
         """Write what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting and self.writes:
+            for record in waiting:
+                note_usage(record)
+            self._counted(waiting)
             lines = self._lines(waiting, time.time() - time.monotonic())
             self._write(b"".join(lines).decode())
 
@@ -90,8 +93,6 @@ class RequestLog:
         """`offset_s`: from monotonic times to the time of day."""
         json, last, stamp = self._json, 0, b""
         for record in records:
-            note_usage(record)
-            self._counted(record)
             now = record.ended_at + offset_s
             second = int(now)
             if second != last:  # it takes as long as all the rest of a line

@@ -45,7 +45,7 @@ def test_a_stream_is_counted_by_its_model() -> None:
     call(found, "prefill", 100.5, 102.0)
     call(found, "decode", 102.0, 108.0)
 
-    counted.figures.note(found)
+    counted.figures.note([found])
 
     assert counted.sample("model_time_to_first_token_seconds_sum", model="m") == 2.0
     assert counted.sample("model_time_per_output_token_seconds_sum", model="m") == 2.0
@@ -62,7 +62,7 @@ def test_calls_of_one_stage_that_overlap_are_one_stretch_of_time() -> None:
     call(found, "encode", 100.0, 101.0)
     call(found, "encode", 100.0, 101.5)
 
-    counted.figures.note(found)
+    counted.figures.note([found])
 
     encode = {"model": "m", "stage": "encode"}
     assert counted.sample("model_stage_seconds_count", **encode) == 1
@@ -71,14 +71,14 @@ def test_calls_of_one_stage_that_overlap_are_one_stretch_of_time() -> None:
 
 def test_an_answer_in_one_piece_has_no_time_to_its_first_token() -> None:
     counted = Counted()
-    counted.figures.note(record(streamed=False))
+    counted.figures.note([record(streamed=False)])
     assert counted.sample("model_time_to_first_token_seconds_count", model="m") == 0
     assert counted.sample("model_request_latency_seconds_count", model="m") == 1
 
 
 def test_counts_that_are_not_known_are_left_out() -> None:
     counted = Counted()
-    counted.figures.note(record(prompt_tokens=-1, completion_tokens=-1))
+    counted.figures.note([record(prompt_tokens=-1, completion_tokens=-1)])
     assert counted.sample("model_prompt_tokens_count", model="m") == 0
     assert counted.sample("model_completion_tokens_count", model="m") == 0
     assert counted.sample("model_time_per_output_token_seconds_count", model="m") == 0
@@ -87,15 +87,15 @@ def test_counts_that_are_not_known_are_left_out() -> None:
 @pytest.mark.parametrize("values", [{"status": 404}, {"status": 0}, {"outcome": "aborted"}])
 def test_what_did_not_succeed_is_not_counted(values: dict[str, Any]) -> None:
     counted = Counted()
-    counted.figures.note(record(**values))
+    counted.figures.note([record(**values)])
     assert counted.sample("model_request_latency_seconds_count", model="m") is None
 
 
 def test_names_that_clients_make_up_take_no_more_room_than_64() -> None:
     counted = Counted()
     for number in range(100):
-        counted.figures.note(record(f"m{number}"))
-    counted.figures.note(record("m3"))
+        counted.figures.note([record(f"m{number}")])
+    counted.figures.note([record("m3")])
     assert counted.sample("model_request_latency_seconds_count", model="m3") == 2
     assert counted.sample("model_request_latency_seconds_count", model="m64") is None
     assert counted.sample("model_request_latency_seconds_count", model=OTHER) == 36
