@@ -1,7 +1,8 @@
 """Where a request is to run: what proxies ask a master, and tell it at the end.
 
-    POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
-    POST /finished    FinishedReports  → LeaseAnswer      placed stages have ended
+    POST /schedule    ScheduleRequest   → Placement       400/404/429/503/504 with `Retry-After`
+    POST /schedules   ScheduleRequests  → Scheduled       several at once, none of which waits
+    POST /finished    FinishedReports   → LeaseAnswer     placed stages have ended
 
 JSON, or msgpack by `content-type`, as `protocol.registry`.
 """
@@ -13,10 +14,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from protocol.errors import ErrorInfo
 from protocol.registry import MOST_COUNT, Count, InstanceRole, Name
 from protocol.types import Modality
 
 SCHEDULE_PATH = "/schedule"
+SCHEDULES_PATH = "/schedules"
+MOST_AT_ONCE = 64  # requests that are placed by one call
 FINISHED_PATH = "/finished"
 Stage = Literal["encode", "prefill", "request"]
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
@@ -104,6 +108,23 @@ class Placement(msgspec.Struct, omit_defaults=True):
     ttft_ms: float = 0.0  # predicted milliseconds to the first token
     queued_ms: float = 0.0  # milliseconds that the request waited in the master's queue
     debug: dict[str, Any] | None = None  # the numbers behind the choice, if asked for
+
+
+class ScheduleRequests(msgspec.Struct, frozen=True):
+    requests: Annotated[list[ScheduleRequest], Meta(max_length=MOST_AT_ONCE)]
+
+
+class ScheduleResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of one of several requests. Without a placement and an error it would have to wait for a
+    worker: it is to be asked for by itself."""
+
+    placement: Placement | None = None
+    error: ErrorInfo | None = None
+    retry_after_s: float | None = None  # of the error
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    results: list[ScheduleResult]  # in the order of the requests
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):

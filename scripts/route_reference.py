@@ -44,6 +44,7 @@ CALLS: Mapping[str, str] = MappingProxyType(
         "POST /drain": 'Have a worker take no more requests: `{"instance_id": "…"}`; with'
         ' `"draining": false` it takes them again.',
         "POST /schedule": "A proxy asks for the workers of a request.",
+        "POST /schedules": "A proxy asks for those of several requests, none of which waits.",
         "POST /suspect": "A proxy could not connect to a worker.",
         "POST /finished": "A proxy says how requests ended.",
         "GET /workers": "The workers, and what has changed since `after`, at the latest in"

@@ -13,7 +13,7 @@ from benchmarks.soak.stack import MODEL
 from protocol.anthropic import MESSAGES_PATH
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
-from protocol.placement import FINISHED_PATH, SCHEDULE_PATH
+from protocol.placement import FINISHED_PATH, SCHEDULE_PATH, SCHEDULES_PATH
 from protocol.refs import KVRef
 from protocol.registry import (
     DEREGISTER_PATH,
@@ -133,6 +133,7 @@ def _samples() -> dict[str, list[Any]]:
         GENERATE_PATH: _generate(), ENCODE_PATH: _encode(), ABORT_PATH: [{"request_ids": ["a"]}],
         "/abort_requests": [{"request_ids": ["a", "b"]}],
         REGISTER_PATH: _register(), SCHEDULE_PATH: [_schedule()],
+        SCHEDULES_PATH: [{"requests": [_schedule()]}],
         HEARTBEAT_PATH: [{**_NAME, "load": _LOAD, "progress": {"steps": 3, "step_s": 0.1}}],
         DEREGISTER_PATH: [_NAME], SUSPECT_PATH: [_NAME],
         DRAIN_PATH: [{**_NAME, "draining": True}],
@@ -151,8 +152,8 @@ BODILESS = frozenset(
 )  # fmt: skip
 """Routes that change or tell something and take no body."""
 RPC = frozenset(
-    (REGISTER_PATH, HEARTBEAT_PATH, DEREGISTER_PATH, DRAIN_PATH, SCHEDULE_PATH, SUSPECT_PATH,
-     FINISHED_PATH)
+    (REGISTER_PATH, HEARTBEAT_PATH, DEREGISTER_PATH, DRAIN_PATH, SCHEDULE_PATH, SCHEDULES_PATH,
+     SUSPECT_PATH, FINISHED_PATH)
 )  # fmt: skip
 """A master's calls, which pass by the framework that lists its other routes."""
 MASTERS_OWN = (*((path, "POST") for path in sorted(RPC)), (WORKERS_PATH, "GET"))

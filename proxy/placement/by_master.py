@@ -14,6 +14,7 @@ from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
+from proxy.placement.batches import Batches
 from proxy.placement.master_client import MasterAway, MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
@@ -41,6 +42,7 @@ class MasterPlanner:
     ) -> None:
         self._fleet = fleet
         self._client = client
+        self._batches = Batches(client, reporter)
         self._watcher = watcher
         self._reporter = reporter
         self._alone = alone
@@ -100,9 +102,13 @@ class MasterPlanner:
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
         self._at_masters.add(need.request_id)
-        placement = await self._client.post(
-            SCHEDULE_PATH, asked, Placement, state.deadline, state.record.trace_headers
-        )
+        placement = None
+        if not state.record.trace_headers:
+            placement = await self._batches.place(asked, state.deadline)
+        if placement is None:
+            placement = await self._client.post(
+                SCHEDULE_PATH, asked, Placement, state.deadline, state.record.trace_headers
+            )
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement, need.wanted_model)

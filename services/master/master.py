@@ -101,18 +101,32 @@ class Master:
         """Events of a source were lost: its blocks, or its embeddings, are unknown."""
         self.registry.forget_caches(info.instance_id, info.generation, source, blocks=blocks)
 
+    def place_at_once(self, request: ScheduleRequest, now: float) -> Placement | None:
+        """Place a request; None if it would have to wait. Raises as `schedule`."""
+        found = self._counted(request, now, waits=False)
+        return found if isinstance(found, Placement) else None
+
     def schedule(self, request: ScheduleRequest, now: float) -> Placement | PlacementTicket:
         """Place a request, or let it wait: a ticket ends in a later `pump` or `expire`.
 
         Raises `InvalidRequest`, `ModelNotFound`, `RateLimited`, `Unavailable`, `DeadlineExceeded`.
         """
+        found = self._counted(request, now, waits=True)
+        assert found is not None
+        return found
+
+    def _counted(
+        self, request: ScheduleRequest, now: float, *, waits: bool
+    ) -> Placement | PlacementTicket | None:
         try:
-            return self._schedule(request, now * 1e3)
+            return self._schedule(request, now * 1e3, waits=waits)
         except TriptychError as error:
             self.totals.refused[error.code] += 1
             raise
 
-    def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | PlacementTicket:
+    def _schedule(
+        self, request: ScheduleRequest, now_ms: float, *, waits: bool
+    ) -> Placement | PlacementTicket | None:
         fleet, adapter = self.registry.resolve(request.model)
         request.model = fleet.model  # stays the one meant when another model comes
         request.adapter = request.adapter or adapter
@@ -129,9 +143,15 @@ class Master:
             except AllBusy as error:
                 if not self.config.max_queue:
                     raise
+                if not waits:
+                    return None
                 return self._wait(fleet, request, now_ms, error.retry_after_s or 1.0)
             except TooLate as error:
+                if not waits:
+                    return None
                 return self._waiting(fleet).push_late(request, now_ms, error)
+        if not waits:
+            return None
         ticket = self._wait(fleet, request, now_ms, 1.0)
         # By its priority or its tenant's share it may be the first in line, and there be room.
         self._pump(fleet, waiting, now_ms)

@@ -78,7 +78,16 @@ def test_the_pipe_between_http_and_engine_is_for_this_user_alone(fleet: Fleet) -
         assert {stat.S_IMODE(path.parent.stat().st_mode) for path in found} == {0o700}
 
 
-RPC = ("/register", "/heartbeat", "/deregister", "/drain", "/schedule", "/suspect", "/finished")
+RPC = (
+    "/register",
+    "/heartbeat",
+    "/deregister",
+    "/drain",
+    "/schedule",
+    "/schedules",
+    "/suspect",
+    "/finished",
+)
 
 
 def routes(process: Process) -> set[tuple[str, str]]:

@@ -11,16 +11,23 @@ import msgspec
 from aiohttp import web
 
 from protocol.errors import (
+    InternalError,
+    PayloadTooLarge,
     TriptychError,
+    Unauthorized,
+    error_info,
 )
 from protocol.placement import (
     FINISHED_PATH,
-    SCHEDULE_PATH,
+    SCHEDULES_PATH,
     Finished,
     FinishedReports,
     ItemPlacement,
     Placement,
+    Scheduled,
     ScheduleRequest,
+    ScheduleRequests,
+    ScheduleResult,
     Target,
 )
 from protocol.registry import SUSPECT_PATH, InstanceRole, LeaseAnswer
@@ -39,6 +46,7 @@ from tests.support.scripted_workers import (
 )
 
 Answer = TriptychError | str | bytes | None
+_OF_THE_CALL = (InternalError, PayloadTooLarge, Unauthorized)
 
 
 @dataclass
@@ -52,24 +60,38 @@ class Master:
     made_there: bool = False  # workers encode what they compute with
     held_at: str = ""  # who holds embeddings of all pictures
 
-    async def schedule(self, request: web.Request) -> web.Response:
-        wanted = msgspec.msgpack.decode(await request.read(), type=ScheduleRequest)
+    async def schedules(self, request: web.Request) -> web.Response:
+        """Several requests, which may be one. What it says of the call itself, or bytes, is the
+        whole answer."""
+        body = msgspec.msgpack.decode(await request.read(), type=ScheduleRequests)
+        results = []
+        for wanted in body.requests:
+            answer = await self._answer(wanted)
+            if isinstance(answer, bytes):
+                return web.Response(body=answer)
+            if isinstance(answer, _OF_THE_CALL):
+                return web.json_response(answer.to_openai(), status=answer.status)
+            if isinstance(answer, TriptychError):
+                results.append(ScheduleResult(None, error_info(answer)))
+            else:
+                results.append(ScheduleResult(self._placement(wanted, str(answer))))
+        return web.Response(body=msgspec.msgpack.encode(Scheduled(results)))
+
+    async def _answer(self, wanted: ScheduleRequest) -> Answer:
         self.asked.append(wanted)
         answer = self.answers.pop(0) if self.answers else "d0"
         if answer is None:
             await asyncio.Event().wait()
-        if isinstance(answer, TriptychError):
-            return web.json_response(answer.to_openai(), status=answer.status)
-        if isinstance(answer, bytes):
-            return web.Response(body=answer)
+        return answer
+
+    def _placement(self, wanted: ScheduleRequest, name: str) -> Placement:
         role: InstanceRole = "pdfusion" if self.made_there else "decode"
-        target = Target(str(answer), "http://127.0.0.1:1", role)
+        target = Target(name, "http://127.0.0.1:1", role)
         made = [ItemPlacement(item.mm_hash, "local") for item in wanted.items]
         if self.held_at:
             held = Target(self.held_at, "http://127.0.0.1:1", role)
             made = [ItemPlacement(item.mm_hash, "cached", held) for item in wanted.items]
-        placement = Placement(wanted.request_id, target, encoders=made)
-        return web.Response(body=msgspec.msgpack.encode(placement))
+        return Placement(wanted.request_id, target, encoders=made)
 
     async def over(self, request: web.Request) -> web.Response:
         self.finished += msgspec.msgpack.decode(await request.read(), type=FinishedReports).reports
@@ -81,7 +103,7 @@ class Master:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         app = web.Application()
-        app.router.add_post(SCHEDULE_PATH, self.schedule)
+        app.router.add_post(SCHEDULES_PATH, self.schedules)
         app.router.add_post(FINISHED_PATH, self.over)
         app.router.add_post(SUSPECT_PATH, self.heard)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)

@@ -17,7 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, PayloadTooLarge, TriptychError
 from protocol.generate import MSGPACK
-from protocol.placement import FINISHED_PATH, SCHEDULE_PATH, FinishedReports, ScheduleRequest
+from protocol.placement import (
+    FINISHED_PATH,
+    SCHEDULE_PATH,
+    SCHEDULES_PATH,
+    FinishedReports,
+    ScheduleRequest,
+    ScheduleRequests,
+)
 from protocol.registry import (
     DEREGISTER_PATH,
     DRAIN_PATH,
@@ -34,6 +41,7 @@ from protocol.registry import (
 from services.admission.ticket import Ticket
 from services.http.errors import error_response
 from services.http.streams import ended_by, over
+from services.master.api.batches import schedules
 from services.master.api.service import MasterService
 
 _JSON = b"application/json"
@@ -56,6 +64,7 @@ class RpcApp:
             DEREGISTER_PATH: _Call(InstanceName, service.deregister),
             DRAIN_PATH: _Call(Drain, service.drain),
             SCHEDULE_PATH: _Call(ScheduleRequest, service.schedule),
+            SCHEDULES_PATH: _Call(ScheduleRequests, schedules(service.master, service.metrics)),
             SUSPECT_PATH: _Call(Suspected, service.suspect),
             FINISHED_PATH: _Call(FinishedReports, service.finished),
         }

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from protocol.placement import ItemPlacement, Placement, ScheduleRequest, Target
+from protocol.placement import (
+    ItemPlacement,
+    Placement,
+    Scheduled,
+    ScheduleRequest,
+    ScheduleRequests,
+    ScheduleResult,
+    Target,
+)
 from protocol.registry import InstanceRole
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Breaker, Instance
@@ -59,10 +67,11 @@ async def test_a_master_is_asked_for_reasons_only_while_operators_look(explained
     asked: list[ScheduleRequest] = []
 
     class Client:
-        async def post(self, path: str, body: ScheduleRequest, *_: object) -> Placement:
-            asked.append(body)
-            debug = {"decode": {"chosen": "d"}} if body.debug else None
-            return Placement(body.request_id, DECODE, debug=debug)
+        async def post(self, path: str, body: ScheduleRequests, *_: object) -> Scheduled:
+            asked.extend(body.requests)
+            (one,) = body.requests
+            debug = {"decode": {"chosen": "d"}} if one.debug else None
+            return Scheduled([ScheduleResult(Placement(one.request_id, DECODE, debug=debug))])
 
     fleet = Fleet()
     worker = Instance(DECODE.url, "decode", Breaker())
