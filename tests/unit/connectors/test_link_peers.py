@@ -103,6 +103,7 @@ def test_producers_are_looked_for_again_until_one_is_asked(
     with monkeypatch.context() as patch:
         patch.setattr(reader, "ready", lambda address: None)
         load = link.consumer.ec.fetch("nothing", None)
+        assert isinstance(load, ArenaLoad)
         for count in (1, 2, 3):
             assert load.poll() is None and len(looks) == count
     link.until(lambda: load.poll() or load._asked)

@@ -70,7 +70,7 @@ def test_an_engine_tells_of_its_encoders_stages_and_of_its_steps(model_dir: Mode
     worker = engine(model)
     assert worker.encode is not None and worker.generate is not None
     try:
-        ended, told = set(), list[Stage]()
+        ended, told = set[str](), list[Stage]()
         for name, traced in (("seen", True), ("unseen", False)):
             generate, encode = request_of(
                 model, asking(picture(1), name), name, max_tokens=3, ignore_eos=True

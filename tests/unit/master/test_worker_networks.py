@@ -88,8 +88,9 @@ async def test_lookups_that_have_ended_leave_room_for_others(
         found = await asyncio.gather(*(taken(where, name) for name in names))
         assert found == [kind == "yes"] * _WAITING
     names = [f"http://yes{n}.example:1" for n in range(_WAITING + 1)]
-    found = await asyncio.gather(*(taken(where, name) for name in names), return_exceptions=True)
-    assert [type(one) for one in found if one is not True] == [Unavailable]
+    asked = (taken(where, name) for name in names)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(one) for one in told if one is not True] == [Unavailable]
 
 
 async def test_all_addresses_of_a_name_count(monkeypatch: pytest.MonkeyPatch) -> None:
