@@ -160,11 +160,13 @@ def watched_rows(fleet: servers.Workers, core: int, quick: bool) -> list[Row]:
         print(f"{scenario.name}, watched", file=sys.stderr)
 
         def under_load(server: servers.Server, rate: float, asked: Scenario = scenario) -> Measured:
-            return _under_load(asked, server, fleet, 1.0, rate)
+            return _under_load(asked, server, fleet, 0.4 if quick else 1.0, rate)
 
         with tempfile.TemporaryDirectory() as folder:
-            turns = 3 if quick else 15
-            rows += watching.rows(scenario.name, fleet, core, Path(folder), turns, under_load)
+            processes, turns = (1, 1) if quick else (2, 15)  # two of the same code may differ
+            rows += watching.rows(
+                scenario.name, fleet, core, Path(folder), processes, turns, under_load
+            )
     return rows
 
 
@@ -181,7 +183,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     proxy_core, load_core = two_cores(args.cores)
     os.sched_setaffinity(0, {load_core})
     binary = servers.peer_binary(args.peer, args.peer_venv)
-    seconds, rounds = (1.0, 2) if args.quick else (4.0, 5)
+    seconds, rounds = (0.5, 1) if args.quick else (4.0, 5)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         fleet = stack.enter_context(servers.workers(load_core))

@@ -40,8 +40,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """Sends the same request until the time is over, but for what is to be fresh. One follows the
-    other `every_s` seconds after that was due, and at once if that has passed."""
+    """Sends one request after another until the time is over. They are the same but for what is to
+    be fresh. Each is due `every_s` seconds after the last was, and sent late if that has not
+    ended."""
 
     def __init__(
         self,

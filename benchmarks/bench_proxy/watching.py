@@ -1,10 +1,10 @@
 """What it costs our proxy to be watched: log lines, sampled traces, scraped metrics.
 
 One proxy does nothing of it, each other does one thing more, the last does all. They stand before
-the same fake workers on the same core, two processes of each, and serve the same requests/s, half
-of what the first one can: under full load a slower one finds its workers asleep more often, and
-pays for waking them. They take turns of a second. Noise only adds to CPU time, so a process counts
-by the median of its quickest third of turns, and a row by the mean of its two processes.
+the same fake workers on the same core, two processes of each (one if quick), and serve the same
+requests/s, half of what the first one can: under full load a slower one finds its workers asleep
+more often, and pays for waking them. They take turns of a second. Noise only adds to CPU time, so a
+process counts by the median of its quickest third of turns, and a row by the mean of its processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from benchmarks.common.rows import Row
 MOST = 1.05
 SCRAPE_S = 1.0  # Prometheus itself asks each 15 s
 _SHARE = "0.01"
-_PROCESSES = 2  # of the same code, two may differ by a tenth
 
 
 class Measured(Protocol):
@@ -63,14 +62,16 @@ class _Watched:
 
 
 def rows(
-    name: str, fleet: servers.Workers, core: int, folder: Path, turns: int, load: Load
-) -> list[Row]:
-    """Spans go to files in `folder`."""
+    name: str, fleet: servers.Workers, core: int, folder: Path, processes: int, turns: int,
+    load: Load,
+) -> list[Row]:  # fmt: skip
+    """So many `processes` of each kind. Spans go to files in `folder`."""
     with contextlib.ExitStack() as stack:
 
         def proxies(*flags: str) -> list[servers.Server]:
-            found = range(_PROCESSES)
-            return [stack.enter_context(servers.ours(fleet, core, *flags)) for _ in found]
+            return [
+                stack.enter_context(servers.ours(fleet, core, *flags)) for _ in range(processes)
+            ]
 
         def traced(file: str) -> tuple[str, ...]:
             return "--trace-to", str(folder / file), "--trace-sample", _SHARE

@@ -7,7 +7,13 @@ import logging
 import time
 from dataclasses import dataclass
 
-from protocol.errors import InternalError, TriptychError, UpstreamError, from_info
+from protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    TriptychError,
+    UpstreamError,
+    from_info,
+)
 from protocol.placement import (
     MOST_AT_ONCE,
     SCHEDULES_PATH,
@@ -58,10 +64,14 @@ class Batches:
         if self._calling is None:
             self._calling = asyncio.create_task(self._call())
         try:
-            return await placed
-        except asyncio.CancelledError:
+            # The call itself waits for the latest deadline of those that share it.
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await placed
+        except (TimeoutError, asyncio.CancelledError) as ended:
             if asked in self._waiting:
                 self._waiting.remove(asked)
+            if isinstance(ended, TimeoutError):
+                raise DeadlineExceeded("the master: no answer in time") from None
             raise
 
     async def _call(self) -> None:

@@ -8,9 +8,8 @@ clock.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from protocol.errors import TriptychError, Unavailable
 from protocol.kv_events import EventBatch
@@ -29,21 +28,11 @@ from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate, check_request
+from services.master.placement.totals import Totals
 from services.master.placement.waiting import PlacementTicket, WaitingRequests
 
-
-@dataclass
-class Totals:
-    """Counts since the start."""
-
-    placed: int = 0  # requests, each time they were
-    hit_tokens: int = 0  # of their prompts, cached where they were placed
-    prompt_tokens: int = 0  # of their prompts, all
-    given_up: int = 0  # requests whose end was not reported
-    lapsed: int = 0  # workers whose lease has
-    # Pictures, by where their embeddings come from
-    items: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  # requests, by error code
+_T = TypeVar("_T")
+_Place = Callable[[Fleet, ScheduleRequest, float], _T]
 
 
 class Master:
@@ -64,7 +53,8 @@ class Master:
         self.queues: dict[str, WaitingRequests] = {}
         self.wanted = WantedWorkers(config)
         self.mover = RoleMover(config)
-        self._placer = Placer(config, load_policy(config, rng or _rng(config)))
+        policy = load_policy(config, rng or random.Random(config.seed or None))
+        self._placer = Placer(config, policy)
 
     def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
         return self.registry.register(info, now * 1e3, lease_s)
@@ -103,30 +93,25 @@ class Master:
 
     def place_at_once(self, request: ScheduleRequest, now: float) -> Placement | None:
         """Place a request; None if it would have to wait. Raises as `schedule`."""
-        found = self._counted(request, now, waits=False)
-        return found if isinstance(found, Placement) else None
+        return self._counted(self._place_at_once, request, now)
 
     def schedule(self, request: ScheduleRequest, now: float) -> Placement | PlacementTicket:
         """Place a request, or let it wait: a ticket ends in a later `pump` or `expire`.
 
         Raises `InvalidRequest`, `ModelNotFound`, `RateLimited`, `Unavailable`, `DeadlineExceeded`.
         """
-        found = self._counted(request, now, waits=True)
-        assert found is not None
-        return found
+        return self._counted(self._schedule, request, now)
 
-    def _counted(
-        self, request: ScheduleRequest, now: float, *, waits: bool
-    ) -> Placement | PlacementTicket | None:
+    def _counted(self, place: _Place[_T], request: ScheduleRequest, now: float) -> _T:
         try:
-            return self._schedule(request, now * 1e3, waits=waits)
+            return place(self._fleet_of(request, now * 1e3), request, now * 1e3)
         except TriptychError as error:
             self.totals.refused[error.code] += 1
             raise
 
-    def _schedule(
-        self, request: ScheduleRequest, now_ms: float, *, waits: bool
-    ) -> Placement | PlacementTicket | None:
+    def _fleet_of(self, request: ScheduleRequest, now_ms: float) -> Fleet:
+        """Of the model that a request names; raises if the request is wrong or there are too many.
+        What it leaves open is filled in."""
         fleet, adapter = self.registry.resolve(request.model)
         request.model = fleet.model  # stays the one meant when another model comes
         request.adapter = request.adapter or adapter
@@ -135,6 +120,23 @@ class Master:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
         settle_objectives(request, self.config)
         self._shares.asks(request.tenant, now_ms)
+        return fleet
+
+    def _place_at_once(
+        self, fleet: Fleet, request: ScheduleRequest, now_ms: float
+    ) -> Placement | None:
+        if self.queues.get(fleet.model):
+            return None
+        try:
+            return self._place(fleet, request, now_ms)
+        except (AllBusy, TooLate) as error:
+            if isinstance(error, AllBusy) and not self.config.max_queue:
+                raise
+            return None
+
+    def _schedule(
+        self, fleet: Fleet, request: ScheduleRequest, now_ms: float
+    ) -> Placement | PlacementTicket:
         waiting = self.queues.get(fleet.model)
         # While others wait the request stands in line: placed at once it would overtake them.
         if waiting is None or not len(waiting):
@@ -143,15 +145,9 @@ class Master:
             except AllBusy as error:
                 if not self.config.max_queue:
                     raise
-                if not waits:
-                    return None
                 return self._wait(fleet, request, now_ms, error.retry_after_s or 1.0)
             except TooLate as error:
-                if not waits:
-                    return None
                 return self._waiting(fleet).push_late(request, now_ms, error)
-        if not waits:
-            return None
         ticket = self._wait(fleet, request, now_ms, 1.0)
         # By its priority or its tenant's share it may be the first in line, and there be room.
         self._pump(fleet, waiting, now_ms)
@@ -251,7 +247,3 @@ class Master:
     @property
     def waiting(self) -> int:
         return sum(map(len, self.queues.values()))
-
-
-def _rng(config: MasterConfig) -> random.Random:
-    return random.Random(config.seed or None)

@@ -134,12 +134,12 @@ def test_a_reason_is_read_up_to_its_bound(
     late = local.transport.late
     read = local.read("peer", (0, 0, 8))
     (transfer,) = local.transport._reader._reads
-    stranger = UcxWorker("127.0.0.1")
-    link = stranger.link(local.address)
-    stranger.send(link, b"x" * size, tag(REFUSAL, transfer), lambda _: None)
+    sender = UcxWorker("127.0.0.1")
+    refusal = tag(REFUSAL, transfer)
+    sender.send(sender.link(local.address), b"x" * size, refusal, lambda _: None)
 
     def come() -> bool:
-        stranger.progress()
+        sender.progress()
         told = local.transport._reader._reads[transfer].error is not None
         return told or local.transport.late > late
 
@@ -153,7 +153,7 @@ def test_a_reason_is_read_up_to_its_bound(
         peer.signal(signal.SIGCONT)
     read.cancel()
     until(lambda: read.settled, local.transport)
-    stranger.close()
+    sender.close()
 
 
 @UCX

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import (
+    DeadlineExceeded,
     ErrorInfo,
     InvalidRequest,
     RateLimited,
@@ -73,9 +74,11 @@ def batches(master: Master) -> Batches:
     return Batches(master, master)  # type: ignore[arg-type]
 
 
-def ask(batches: Batches, name: str, keys: int = 0) -> asyncio.Task[Placement | None]:
+def ask(
+    batches: Batches, name: str, keys: int = 0, seconds: float = 60.0
+) -> asyncio.Task[Placement | None]:
     request = ScheduleRequest(name, 10, block_keys=list(range(keys)))
-    return asyncio.create_task(batches.place(request, time.monotonic() + 60.0))
+    return asyncio.create_task(batches.place(request, time.monotonic() + seconds))
 
 
 async def turns() -> None:
@@ -187,6 +190,21 @@ async def test_what_is_wrong_with_the_only_one_is_told_to_it(
     master.error = InvalidRequest("no")
     with pytest.raises(InvalidRequest, match="no"):
         await ask(batches, "a")
+
+
+async def test_each_waits_until_its_own_deadline(master: Master, batches: Batches) -> None:
+    """Of those that share a call, and of one that has not been sent."""
+    master.open.clear()
+    patient = ask(batches, "patient")
+    hasty = [ask(batches, "sent", seconds=0.05)]
+    await turns()
+    hasty.append(ask(batches, "waiting", seconds=0.05))
+    found = await asyncio.gather(*hasty, return_exceptions=True)
+    assert [type(one) for one in found] == [DeadlineExceeded, DeadlineExceeded]
+    master.open.set()
+    assert await patient is not None
+    assert master.calls == [["patient", "sent"]]
+    assert master.reports == [Finished("sent", aborted=True)]
 
 
 async def test_a_request_that_ends_is_not_asked_for_or_given_back(

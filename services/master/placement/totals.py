@@ -1,0 +1,20 @@
+"""What a master has placed and refused so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Totals:
+    """Counts since the start."""
+
+    placed: int = 0  # requests, each time they were
+    hit_tokens: int = 0  # of their prompts, cached where they were placed
+    prompt_tokens: int = 0  # of their prompts, all
+    given_up: int = 0  # requests whose end was not reported
+    lapsed: int = 0  # workers whose lease has
+    # Pictures, by where their embeddings come from
+    items: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # requests, by error code
