@@ -97,7 +97,7 @@ class Owner:
     next one starts."""
 
     def __init__(self, root: Path) -> None:
-        self.name = uuid.uuid4().hex
+        self.name = uuid.uuid4().hex[:16]  # short: sockets below it may have 107 characters
         self._root = root
         self._path = root / f"{LIVE}{self.name}"
         # Locked before this one writes, or removes what dead ones left: others see that it lives.
@@ -125,6 +125,26 @@ class Owner:
             self._path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
+
+
+class OwnedFolder:
+    """A folder of this instance in `root`, whose name begins with `prefix`, not with a dot. Those
+    of instances that died are removed first. `OSError` if it cannot be made."""
+
+    def __init__(self, root: Path, prefix: str) -> None:
+        # Before its folder: what has no living owner is swept by the next instance.
+        self._owner = Owner(root)
+        for folder in root.glob(f"{prefix}*"):
+            if not self._owner.alive(folder.name.removeprefix(prefix)):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.path = root / f"{prefix}{self._owner.name}"
+        self.path.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        """Remove it with what is in it; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        # The lock goes last: until then no other instance sweeps here.
+        self._owner.close()
 
 
 def remove(path: Path) -> None:

@@ -7,7 +7,6 @@ it died.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from connectors.owners import Owner
+from connectors.owners import OwnedFolder
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from protocol.errors import ConfigError, TransferError
 
@@ -73,23 +72,14 @@ class FilesTransport(Transport):
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
-        # Before its folder: what has no living owner is swept by the next instance.
-        self._owner = Owner(root)
-        self._sweep()
-        self._folder = root / f"{_PREFIX}{self._owner.name}"
-        self._folder.mkdir()
+        self._own = OwnedFolder(root, _PREFIX)
+        self._folder = self._own.path
         self._regions: dict[str, _Region] = {}
         self._peers: dict[tuple[str, str], _Description] = {}
         self._work: list[_Work] = []
         # One thread, so that a file's later contents never lose against its earlier ones.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
-
-    def _sweep(self) -> None:
-        """Remove what instances left that did not end by themselves."""
-        for folder in self._root.glob(f"{_PREFIX}*"):
-            if not self._owner.alive(folder.name.removeprefix(_PREFIX)):
-                shutil.rmtree(folder, ignore_errors=True)
 
     def takes(self, device: str) -> bool:
         return torch.device(device).type != "meta"
@@ -196,9 +186,7 @@ class FilesTransport(Transport):
             work.cancel()
         self._writer.shutdown()
         self._readers.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        # The lock goes last: until then no other instance sweeps here.
-        self._owner.close()
+        self._own.close()
         self._peers.clear()
         self._regions.clear()
 

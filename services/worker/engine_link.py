@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -17,7 +16,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from connectors.owners import OwnedFolder, make_private
 from protocol.errors import (
+    ConfigError,
     InvalidRequest,
     NotServing,
     TriptychError,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
+_SOCKET_NAME = 107  # characters that Linux takes
 _BOUNDS = StallBounds(silent_s=3.0)
 
 
@@ -46,16 +48,16 @@ class EngineLink:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        directory: Path,
+        folder: OwnedFolder,
         bounds: StallBounds = _BOUNDS,
         changed: Callable[[], None] = lambda: None,
         adapters_changed: Callable[[dict[str, str]], None] = lambda _: None,
     ) -> None:
         self._process = process
-        self._directory = directory
+        self._folder = folder
         self._changed = changed
         self._adapters_changed = adapters_changed
-        self._watch_beats = StallWatch(f"ipc://{directory}/beats", bounds, self._stall_changed)
+        self._watch_beats = StallWatch(f"ipc://{folder.path}/beats", bounds, self._stall_changed)
         context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
         # Not asyncio's, so that `_send` knows at once whether the engine takes a command.
         self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
@@ -82,12 +84,16 @@ class EngineLink:
 
         Raises the engine's own error if it cannot start, `Unavailable` after `timeout_s`.
         """
-        directory = Path(tempfile.mkdtemp(prefix="triptych-"))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
-            env=environment_of(os.environ),
-        )  # fmt: skip
-        client = cls(process, directory, bounds, changed, adapters_changed)
+        folder = socket_folder(Path(tempfile.gettempdir()))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
+                env=environment_of(os.environ),
+            )  # fmt: skip
+            client = cls(process, folder, bounds, changed, adapters_changed)
+        except BaseException:
+            folder.close()
+            raise
         try:
             await client._open(config, timeout_s)
         except BaseException:
@@ -96,8 +102,8 @@ class EngineLink:
         return client
 
     async def _open(self, config: EngineConfig, timeout_s: float) -> None:
-        commands, events = (f"ipc://{self._directory}/{name}" for name in ("commands", "events"))
-        beats = f"ipc://{self._directory}/beats"
+        commands, events = (f"ipc://{self._folder.path}/{name}" for name in ("commands", "events"))
+        beats = f"ipc://{self._folder.path}/beats"
         self._commands.bind(commands)
         self._events.bind(events)
         assert self._process.stdin is not None
@@ -231,7 +237,21 @@ class EngineLink:
         self._commands.close(linger=0)
         self._events.close(linger=0)
         self._watch_beats.close()
-        self._remove_directory()
+        self._folder.close()
 
-    def _remove_directory(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+
+def socket_folder(temporary: Path) -> OwnedFolder:
+    """A folder for the sockets between a worker and its engine, which other users cannot enter. A
+    worker that is killed leaves its own until the next one starts."""
+    root = temporary / f"triptych-{os.getuid()}-engines"
+    make_private(root, "set TMPDIR to a folder of your own")
+    try:
+        folder = OwnedFolder(root, "of-")
+    except OSError as error:
+        raise ConfigError(f"no sockets can be made in {root}: {error.strerror}") from None
+    if len(str(folder.path / "commands")) > _SOCKET_NAME:
+        folder.close()
+        raise ConfigError(
+            f"{temporary} is too long a name for sockets: set TMPDIR to a shorter one"
+        )
+    return folder

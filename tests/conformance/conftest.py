@@ -1,4 +1,5 @@
-"""One stack for all rows: two workers of a tiny model behind a proxy of each dialect."""
+"""One stack for all rows: two workers of a tiny model behind a proxy of each dialect. It ends with
+them, so that its memory is free for other tests of the same process."""
 
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def doors(
     model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Dialect, Door]]:

@@ -1,9 +1,11 @@
 """The worker's link to its engine, whose part a test plays."""
 
 import asyncio
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.errors import NotServing, Unavailable
+from connectors.owners import OwnedFolder
+from protocol.errors import ConfigError, NotServing, Unavailable
 from services.engine import messages
 from services.engine.config import EngineConfig
 from services.engine.messages import AdapterTable, LoadAdapter
 from services.worker import engine_client
 from services.worker.engine_client import EngineClient
+from services.worker.engine_link import socket_folder
 from tests.support.waiting import eventually
 
 CONFIG = EngineConfig(model_dir="m", model="m", revision="r", parts=("language",))
@@ -28,11 +32,11 @@ SILENT = "import sys; sys.stdin.read()"
 class Link:
     """A link that is open. `opening` ends with it, as no engine says that it is ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: OwnedFolder) -> None:
         self.adapters: list[dict[str, str]] = []
         self.client = EngineClient(process, folder, adapters_changed=self.adapters.append)
         self.opening = asyncio.create_task(self.client._open(CONFIG, BOUND_S))
-        self._folder = folder
+        self._folder = folder.path
 
     def socket(self, kind: int, name: str) -> Any:
         """The engine's end of one of its sockets."""
@@ -43,11 +47,11 @@ class Link:
 
 
 @asynccontextmanager
-async def link_to(folder: Path) -> AsyncIterator[Link]:
+async def link_to() -> AsyncIterator[Link]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SILENT, stdin=subprocess.PIPE
     )
-    link = Link(process, folder)
+    link = Link(process, socket_folder(Path(tempfile.gettempdir())))
     try:
         yield link
     finally:
@@ -60,10 +64,10 @@ async def link_to(folder: Path) -> AsyncIterator[Link]:
 
 @pytest.mark.parametrize("name", ["beats", "events"])
 async def test_a_part_of_the_link_that_fails_ends_it(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else stalls would go unnoticed, or requests wait for ever."""
-    async with link_to(tmp_path) as link:
+    async with link_to() as link:
         with closing(link.socket(zmq.PUSH, name)) as engine:
             await engine.send(b"\xc1")  # no MessagePack
             with pytest.raises(NotServing, match="link to its engine failed"):
@@ -71,12 +75,10 @@ async def test_a_part_of_the_link_that_fails_ends_it(
         assert link.client.dead.is_set() and "the link to the engine failed" in caplog.text
 
 
-async def test_adapters_that_come_late_are_taken_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_adapters_that_come_late_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller has been told that it takes too long by then."""
     monkeypatch.setattr(engine_client, "_LOAD_S", 0.2)
-    async with link_to(tmp_path) as link:
+    async with link_to() as link:
         with (
             closing(link.socket(zmq.PULL, "commands")) as commands,
             closing(link.socket(zmq.PUSH, "events")) as events,
@@ -105,3 +107,44 @@ def takes_commands(client: EngineClient) -> bool:
     except Unavailable:
         return False
     return True
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_sockets_of_workers_that_were_killed_are_removed(short: Path) -> None:
+    code = "import sys, pathlib, services.worker.engine_link as link\n"
+    code += "made = link.socket_folder(pathlib.Path(sys.argv[1]))\n"
+    code += "(made.path / 'events').touch(); print(made.path, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, short],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        try:
+            assert other.stdout is not None
+            theirs = Path(other.stdout.readline().strip())
+            socket_folder(short).close()
+            assert theirs.is_dir(), "it lives"
+        finally:
+            other.kill()
+    assert theirs.is_dir()
+    with closing(socket_folder(short)) as ours:
+        assert not theirs.exists() and ours.path.stat().st_mode & 0o777 == 0o700
+    assert not ours.path.exists()
+
+
+def test_sockets_have_names_that_the_system_takes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
+        socket_folder(tmp_path / ("long" * 20))
+
+
+def test_sockets_are_not_made_where_another_user_may_write(tmp_path: Path) -> None:
+    root = tmp_path / f"triptych-{os.getuid()}-engines"
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(ConfigError, match="other users can write"):
+        socket_folder(tmp_path)
