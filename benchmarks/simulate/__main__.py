@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for one in cases:
         results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
         minutes = (time.process_time() - start) / 60
-        text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes)
+        text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes, memo.found)
         if args.out:  # after each workload, as the next one takes minutes
             _write(args.out, args.name, text, results)
     print(text)

@@ -25,6 +25,7 @@ class Memo:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self.found = 0  # runs that were not made again
 
     def of(self, key: object, run: Callable[[], Outcome]) -> Outcome:
         """`key`: the run's arguments; what `repr` writes of it is what counts."""
@@ -33,6 +34,7 @@ class Memo:
         name = hashlib.sha256(f"{self._code} {key!r}".encode()).hexdigest()[:32]
         path = self._folder / f"{name}.msgpack"
         if path.exists():
+            self.found += 1
             return msgspec.msgpack.decode(path.read_bytes(), type=Outcome)
         outcome = run()
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,8 +52,9 @@ keep them, which peers have no notion of.
 
 def markdown(
     results: Sequence[CaseResult], profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
-    minutes: float,
+    minutes: float, kept: int = 0,
 ) -> str:  # fmt: skip
+    """`kept`: how many of the runs were made by processes before, which `minutes` do not count."""
     parts = [
         _INTRODUCTION.format(
             heartbeat=profile.heartbeat_s, event=profile.event_s * 1e3, good=GOOD, tuning=tuning,
@@ -64,7 +66,8 @@ def markdown(
     parts.append(_timing(profile))
     runs = sum(result.runs for result in results)
     parts.append(
-        f"{runs} runs, {minutes:.0f} minutes of processor time; python "
+        f"{time.strftime('%Y-%m-%d')}: {runs} runs, {minutes:.0f} minutes of processor time"
+        f"{f' for all but {kept} that were made before' if kept else ''}; python "
         f"{platform.python_version()}, numpy {np.__version__}."
     )
     return "\n".join(parts) + "\n"

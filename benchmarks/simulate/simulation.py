@@ -34,6 +34,7 @@ from services.mock.engine import Engine
 _DRAIN_S = 120.0
 MOST_TOKENS = 1024  # tokens that clients allow an answer; the master is not told its length
 _LOOK_S = 1.0
+_MARGIN = 1.15  # of the time to measure: requests that come later may live longer
 
 
 @dataclass
@@ -113,7 +114,10 @@ class Simulation:
             if found and passed >= span.least_s / 2 and late > span.hopeless * len(found):
                 break
             if passed >= needed:
-                lifetime = median_lifetime(found, self.clock.now)
+                # Those that came late have not lived for long yet, so the older half counts too.
+                older = [r for r in found if r.arrival < span.warm_s + passed / 2]
+                now = self.clock.now
+                lifetime = _MARGIN * max(median_lifetime(group, now) for group in (found, older))
                 needed = min(span.most_s, max(needed, span.lifetimes * lifetime))
         return span.warm_s + passed
 
