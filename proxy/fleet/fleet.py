@@ -19,6 +19,8 @@ from proxy.worker_options import split_urls
 
 Some = Sequence[Instance]
 _COMPUTING: tuple[Role, Role] = ("prefill", "decode")
+# Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
+_BUSIER = 4
 
 
 class NoWorker(Unavailable):
@@ -98,16 +100,26 @@ class Fleet(Roster):
     def choose(self, role: Role, avoid: Some = (), model: str | None = None) -> Instance:
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
-        workers = self.by_role[role]
-        # A small fleet has one of a role: no lists are made for each of its requests.
-        if len(workers) == 1 and not self.models.several:
-            (only,) = workers
-            if only.up and not (only.draining or only.misfit) and only.breaker.closed:
-                return only
+        if (only := self._only(role)) is not None:
+            return only
         able = self.usable(role, avoid, model)
         if not able:
             raise self.no_worker(role, model)
         return self.lightest(able)
+
+    def any_usable(self, role: Role, model: str | None = None) -> bool:
+        """Whether `choose` finds one."""
+        return self._only(role) is not None or bool(self.usable(role, (), model))
+
+    def _only(self, role: Role) -> Instance | None:
+        """The worker of a role that has no other, if it may be asked: a small fleet has one, and no
+        lists are made for each of its requests."""
+        workers = self.by_role[role]
+        if len(workers) == 1 and not self.models.several:
+            (only,) = workers
+            if only.up and not (only.draining or only.misfit) and only.breaker.closed:
+                return only
+        return None
 
     def lightest(self, able: Sequence[Instance]) -> Instance:
         """Of these, which are some, the one with the fewest calls of ours, in turn if several
@@ -121,8 +133,8 @@ class Fleet(Roster):
 
     def replaceable(self, instance: Instance) -> bool:
         """Whether a worker that answers in time could take this one's work."""
-        computing = instance.role != "encode" and self.relayed != "all"
-        peers = [*self.prefill, *self.decode] if computing else self.by_role[instance.role]
+        encodes = instance.role == "encode"
+        peers = self.encode if encodes else [*self.prefill, *self.decode]
         now = time.monotonic()
         others = (
             peer
@@ -135,8 +147,8 @@ class Fleet(Roster):
         self, mm_hash: str, avoid: Some = (), model: str | None = None, reader: str = ""
     ) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache. Without an encoder, one that could become one. `model`,
-        `reader`: as of `usable`."""
+        a repeated picture meets its cache, unless it is much busier than the others. Without an
+        encoder, one that could become one. `model`, `reader`: as of `usable`."""
         able = self.usable("encode", avoid, model, reader)
         if not able and reader and self.usable("encode", (), model):
             raise Unreadable
@@ -146,16 +158,13 @@ class Fleet(Roster):
             able = [one for some in computing for one in some if one.changes_role]
         if not able:
             raise self.no_worker("encode", model)
-        return rendezvous(able, mm_hash)
+        most = 2 * min(one.in_flight for one in able) + _BUSIER
+        return rendezvous([one for one in able if one.in_flight <= most], mm_hash)
 
     def able(self, pictures: bool, model: str | None = None) -> bool:
         """Whether a request could be placed; `pictures`: also one with any, if they are encoded
-        apart. Without relaying, prefill and decode workers stand in for each other. `model`: as of
-        `usable`."""
-        decode = bool(self.usable("decode", (), model))
-        prefill = bool(self.usable("prefill", (), model))
-        relays = self.relayed == "all"
-        computed = decode and (prefill or not self.prefill) if relays else decode or prefill
+        apart. Prefill and decode workers stand in for each other. `model`: as of `usable`."""
+        computed = any(self.usable(role, (), model) for role in _COMPUTING)
         return computed and (not pictures or self._encodes(model))
 
     def unencoded(self, model: str | None = None) -> str:

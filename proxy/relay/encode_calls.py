@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from protocol.encoder_cache import is_mm_hash
 from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import Unreadable, rendezvous
 from proxy.fleet.worker import Instance
 from proxy.relay.media import Reference
 from proxy.relay.response_validation import encoded
@@ -20,8 +19,6 @@ from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
 
-# Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
-_BUSIER = 4
 Params = dict[str, Any]
 """`ec_transfer_params` of an encoder's answer."""
 
@@ -78,18 +75,10 @@ class EncodeCalls:
             place = call.place
             if place is not None and not tries.avoid and place.serves(time.monotonic()):
                 return place
-            return self._choose(call, tries.avoid)
+            fleet = self._dispatch.fleet
+            return fleet.by_content(call.key.hex(), tries.avoid, call.model, call.reader)
 
         return await self._dispatch.tried(tries, "encode", choose, work)
-
-    def _choose(self, call: EncodeCall, avoid: Sequence[Instance]) -> Instance:
-        fleet = self._dispatch.fleet
-        able = fleet.usable("encode", avoid, call.model, call.reader)
-        if not able:
-            others = call.reader and fleet.usable("encode", (), call.model)
-            raise Unreadable() if others else fleet.no_worker("encode")
-        most = 2 * min(instance.in_flight for instance in able) + _BUSIER
-        return rendezvous([i for i in able if i.in_flight <= most], call.key.hex())
 
 
 def reference_of(params: Params, modality: str) -> Reference | None:

@@ -94,6 +94,7 @@ class RelayedRequest(RequestState):
     `plan`: where a master has placed the attempt under way; its id there is `placed_as`.
     `media`: what encoders said.
     `handed`: prefill's handles, to be given back to `prefill` until a decode worker takes them.
+    `kv_compatibility`: of the KV that prefill has computed, "" if that is not known.
     `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
     `consumer`: the worker that the embeddings are pushed to, None if they are not pushed.
@@ -113,6 +114,7 @@ class RelayedRequest(RequestState):
     media: EncodedMedia | None = field(init=False, default=None)
     handed: dict[str, Any] | None = field(init=False, default=None)
     prefill: ConnectionPool | None = field(init=False, default=None)
+    kv_compatibility: str = field(init=False, default="")
     cached_tokens: int | None = field(init=False, default=None)
     decoder: Instance | None = field(init=False, default=None)
     consumer: Consumer | None = field(init=False, default=None)

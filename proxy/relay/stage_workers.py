@@ -22,6 +22,7 @@ from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.failures import CallFailed
 
 _ABORT_S = 2.0
+_COMPUTING: tuple[Role, Role] = ("prefill", "decode")
 
 
 class StageWorkers:
@@ -31,12 +32,14 @@ class StageWorkers:
         self._fleet = fleet
 
     def prefills_apart(self, request: RelayedRequest) -> bool:
-        """Whether another worker than the one that decodes is still to prefill."""
-        if request.prefill is not None or not self._fleet.prefill or request.body.scores_prompt:
+        """Whether another worker than the one that decodes is still to prefill. If all of one stage
+        are down, those of the other do both."""
+        fleet = self._fleet
+        if request.prefill is not None or not fleet.prefill or request.body.scores_prompt:
             return False
         if request.plan is not None:
             return request.plan.prefill is not None
-        return self._fleet.models.has_any(self._fleet.prefill, request.model)
+        return all(fleet.any_usable(role, request.model) for role in _COMPUTING)
 
     def of(self, request: RelayedRequest, stage: Role) -> Instance:
         """The worker for a stage: as a master has planned it, as the embeddings were sent, or the
@@ -47,6 +50,22 @@ class StageWorkers:
                 return planned
         if request.consumer is not None and request.consumer.stage == stage:
             return request.consumer.instance
+        return self.decoder(request) if stage == "decode" else self._chosen(request, stage)
+
+    def decoder(self, request: RelayedRequest) -> Instance:
+        """The least loaded worker for the answer, which can take the KV if another one has
+        prefilled. Raises `NoWorker`."""
+        fleet, kind, model = self._fleet, request.kv_compatibility, request.model
+        if kind:
+            able = fleet.usable("decode", request.avoid, model)
+            if fitting := [one for one in able if one.kv_compatibility in ("", kind)]:
+                return fleet.lightest(fitting)
+        both = request.prefill is None and not fleet.any_usable("decode", model)
+        if both and fleet.any_usable("prefill", model):
+            return self._chosen(request, "prefill")
+        return self._chosen(request, "decode")
+
+    def _chosen(self, request: RelayedRequest, stage: Role) -> Instance:
         return self._fleet.choose(stage, request.avoid, request.model)
 
     async def consumer(self, request: RelayedRequest) -> Consumer:
@@ -81,6 +100,7 @@ class Releases:
         handed, pool = request.handed, request.prefill
         # The next attempt begins anew: what encoders and prefill made belongs to this one.
         request.media = request.handed = request.prefill = request.cached_tokens = None
+        request.kv_compatibility = ""
         name = handed.get("remote_request_id") if handed is not None else None
         if pool is not None and isinstance(name, str):
             task = asyncio.create_task(_release(pool, request.fields, name))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from protocol.errors import TriptychError
 from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
+from proxy.fleet.fleet import NoWorker
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
 from proxy.relay.encode_calls import EncodeCalls
@@ -93,6 +94,9 @@ class RelayStages:
                 if request.begun:
                     await self._resumer.go_on(request, error)
                     return True
+                if isinstance(error, NoWorker) and request.prefill is not None:
+                    self._releases.forget(request)  # a worker that prefills does both
+                    return False
                 failure = failure_of(error)
                 # The worker may have taken the KV before it failed: prefill has to be done again.
                 if failure.sent and failure.charged:
@@ -133,7 +137,7 @@ class RelayStages:
             exchange.abort()  # should it stream, against all agreement
             found = prefilled(pool.url, answer)
             request.handed, request.cached_tokens = found.handed, found.cached_tokens
-            request.prefill = pool
+            request.prefill, request.kv_compatibility = pool, instance.kv_compatibility
             if request.cached_tokens is not None:
                 request.record.cached_tokens = request.cached_tokens
         if plan is not None:
@@ -143,10 +147,7 @@ class RelayStages:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
         stream, plan = request.body.stream, request.plan
         limits = self._stream_limits if stream else self._decode_limits
-        if plan is None and request.consumer is None:  # as for each text request without a master
-            instance = self._fleet.choose("decode", request.avoid, request.model)
-        else:
-            instance = self._workers.of(request, "decode")
+        instance = self._workers.of(request, "decode")
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
@@ -180,9 +181,8 @@ class RelayStages:
 
     @staticmethod
     def _whole(request: RelayedRequest, answer: Answer) -> None:
-        if request.cached_tokens is not None:
-            body = with_cached_tokens(answer.body, request.cached_tokens)
-            answer = answer._replace(body=body)
+        if (count := request.cached_tokens) is not None:
+            answer = answer._replace(body=with_cached_tokens(answer.body, count))
         request.response.whole(answer)
 
     async def _forward(

@@ -203,8 +203,8 @@ def test_able_is_who_can_place_a_request(there: str, up: str, pictures: bool, ab
     assert fleet_of(there, up).able(pictures) == able
 
 
-@pytest.mark.parametrize(("up", "able"), [("PD", True), ("D", False), ("P", False)])
-def test_relayed_requests_need_every_stage(up: str, able: bool) -> None:
+@pytest.mark.parametrize(("up", "able"), [("PD", True), ("D", True), ("P", True), ("", False)])
+def test_relayed_requests_need_a_worker_that_computes(up: str, able: bool) -> None:
     fleet = fleet_of("PD", up)
     fleet.force_dialect("openai")
     assert fleet.able(pictures=True) == able
