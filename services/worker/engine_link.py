@@ -16,9 +16,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from connectors.owners import OwnedFolder, make_private
+from connectors.owners import OwnedFolder
 from protocol.errors import (
-    ConfigError,
     InvalidRequest,
     NotServing,
     TriptychError,
@@ -32,13 +31,13 @@ from services.engine.config import EngineConfig
 from services.engine.environment import environment_of
 from services.worker.open_requests import OpenRequests
 from services.worker.queries import Queries
+from services.worker.socket_folder import socket_folder
 from services.worker.stall_watch import StallBounds, StallWatch
 
 logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
-_SOCKET_NAME = 107  # characters that Linux takes
 _BOUNDS = StallBounds(silent_s=3.0)
 
 
@@ -238,20 +237,3 @@ class EngineLink:
         self._events.close(linger=0)
         self._watch_beats.close()
         self._folder.close()
-
-
-def socket_folder(temporary: Path) -> OwnedFolder:
-    """A folder for the sockets between a worker and its engine, which other users cannot enter. A
-    worker that is killed leaves its own until the next one starts."""
-    root = temporary / f"triptych-{os.getuid()}-engines"
-    make_private(root, "set TMPDIR to a folder of your own")
-    try:
-        folder = OwnedFolder(root, "of-")
-    except OSError as error:
-        raise ConfigError(f"no sockets can be made in {root}: {error.strerror}") from None
-    if len(str(folder.path / "commands")) > _SOCKET_NAME:
-        folder.close()
-        raise ConfigError(
-            f"{temporary} is too long a name for sockets: set TMPDIR to a shorter one"
-        )
-    return folder

@@ -21,7 +21,7 @@ from services.engine.config import EngineConfig
 from services.engine.messages import AdapterTable, LoadAdapter
 from services.worker import engine_client
 from services.worker.engine_client import EngineClient
-from services.worker.engine_link import socket_folder
+from services.worker.socket_folder import socket_folder
 from tests.support.waiting import eventually
 
 CONFIG = EngineConfig(model_dir="m", model="m", revision="r", parts=("language",))
@@ -117,7 +117,7 @@ def short() -> Iterator[Path]:
 
 
 def test_sockets_of_workers_that_were_killed_are_removed(short: Path) -> None:
-    code = "import sys, pathlib, services.worker.engine_link as link\n"
+    code = "import sys, pathlib, services.worker.socket_folder as link\n"
     code += "made = link.socket_folder(pathlib.Path(sys.argv[1]))\n"
     code += "(made.path / 'events').touch(); print(made.path, flush=True); sys.stdin.read()"
     with subprocess.Popen(
