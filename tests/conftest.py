@@ -1,7 +1,6 @@
 """Fixtures shared by all tests."""
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from connectors.host_memory import available_bytes
 from services.engine.environment import ensure_writable
-from tests.support.side_by_side import processes
+from tests.support.side_by_side import here
 
 ModelDir = Callable[[str], Path]
 Pass = Callable[[float], None]
@@ -25,7 +23,7 @@ settings.load_profile("tests")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means; 0 runs the tests in this process."""
-    number = processes(len(os.sched_getaffinity(0)), available_bytes())
+    number = here()
     return number if number > 1 else 0
 
 

@@ -109,10 +109,14 @@ def test_an_instance_that_cannot_be_looked_at_is_taken_to_live() -> None:
         root.chmod(0o777)
         living = FilesTransport(root)
         living.allocate("kv", 4096, "cpu")
-        (root / f".regions-{living._owner.name}").chmod(0o777)
-        (root / f".live-{living._owner.name}").chmod(0o600 if not os.geteuid() else 0)
+        (root / f".regions-{living._own.path.name.removeprefix('.regions-')}").chmod(0o777)
+        (root / f".live-{living._own.path.name.removeprefix('.regions-')}").chmod(
+            0o600 if not os.geteuid() else 0
+        )
         killed(join_as_another_user, root)
-        assert (root / f".regions-{living._owner.name}" / "kv").is_dir()
+        assert (
+            root / f".regions-{living._own.path.name.removeprefix('.regions-')}" / "kv"
+        ).is_dir()
         living.close()
 
 
