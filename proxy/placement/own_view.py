@@ -10,7 +10,7 @@ from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, Unreadable
 from proxy.fleet.worker import Instance
-from proxy.placement.planner import AttemptEnd, Need, Plan
+from proxy.placement.planner import AttemptEnd, ItemEnd, Need, Plan
 from proxy.request_state import RequestState
 
 _UNKNOWN_ROOM = 256  # requests, for a worker that does not say how many it runs
@@ -29,9 +29,10 @@ class OwnView:
     async def place(self, state: RequestState, need: Need) -> Plan:
         return by_load_of(self._fleet, need, state.avoid)
 
-    def stage_over(
-        self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
-    ) -> None:
+    def prefilled(self, request_id: str, elapsed_s: float) -> None:
+        """Nothing is planned by it."""
+
+    def encoded(self, request_id: str, end: ItemEnd) -> None:
         """Nothing is planned by it."""
 
     def over(self, request_id: str, end: AttemptEnd) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.encoder_cache import is_mm_hash
@@ -35,6 +36,7 @@ class EncodeCall:
     `model`: as the client names it.
     `reader`: the EC compatibility of the worker that is to read the item, as far as that is known.
     `place`: the encoder that a master has named.
+    `tries`: those that this call begins, none where it shares another one's.
     """
 
     key: bytes
@@ -42,6 +44,7 @@ class EncodeCall:
     model: str
     reader: str
     place: Instance | None = None
+    tries: Tries = field(default_factory=lambda: Tries(deadline=math.inf))
 
 
 class EncodeCalls:
@@ -63,9 +66,9 @@ class EncodeCalls:
 
     async def alone(self, call: EncodeCall, body: Callable[[], Body]) -> tuple[Params, str]:
         """As `shared`, for one request. `body` makes that of each try."""
-        tries = Tries(
-            deadline=time.monotonic() + self._patience_s, request_id=f"item {call.key.hex()[:16]}"
-        )
+        tries = call.tries
+        tries.deadline = time.monotonic() + self._patience_s
+        tries.request_id = f"item {call.key.hex()[:16]}"
 
         async def work(encoder: Instance) -> tuple[Params, str]:
             pool = self._pools.of(encoder)

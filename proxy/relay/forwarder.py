@@ -83,7 +83,7 @@ class Forwarder:
         name = f"{request.request_id}-{random.getrandbits(64):016x}"
         plan = await self._placed(request, name)
         request.worker = plan.decode
-        end, blamed = None, len(request.blamed)
+        end: AttemptEnd | None = None
         try:
             body = await self._body(request, plan.decode)
             with self._dispatch.calling(request, plan.decode, "decode") as call:
@@ -93,8 +93,8 @@ class Forwarder:
             end = AttemptEnd(False, (), call.elapsed_s)
         finally:
             if request.route.computes:
-                failed = request.blamed[blamed:]
-                self._planner.over(name, end or AttemptEnd(aborted=True, failed=failed))
+                end = end or AttemptEnd(aborted=True, failed=request.take_blamed())
+                self._planner.over(name, end)
 
     async def _placed(self, request: PassedRequest, name: str) -> Plan:
         if request.only is not None:

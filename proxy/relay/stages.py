@@ -80,7 +80,6 @@ class RelayStages:
     async def _attempted(self, request: RelayedRequest) -> bool:
         """Whether the client has its answer; False after the pause before another attempt."""
         end: AttemptEnd | None = None
-        blamed = len(request.blamed)
         try:
             if request.body.items and self._fleet.encode and request.media is None:
                 await self._encode(request)
@@ -101,8 +100,7 @@ class RelayStages:
                 return False
         finally:
             if request.plan is not None:
-                failed = request.blamed[blamed:]
-                end = end or AttemptEnd(aborted=True, failed=failed)
+                end = end or AttemptEnd(aborted=True, failed=request.take_blamed())
                 self._planner.over(request.placed_as, end)
                 request.plan = None
             if request.consumer is not None:
@@ -137,7 +135,7 @@ class RelayStages:
             if request.cached_tokens is not None:
                 request.record.cached_tokens = request.cached_tokens
         if plan is not None:
-            self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
+            self._planner.prefilled(request.placed_as, call.elapsed_s)
 
     async def _decode(self, request: RelayedRequest) -> AttemptEnd | None:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
@@ -168,7 +166,7 @@ class RelayStages:
                     first_s = call.so_far_s if plan else 0.0
                     if plan is not None and plan.prefill is None:
                         # A worker that does both says nothing of its prompts but by their tokens.
-                        self._planner.stage_over(request.placed_as, "prefill", first_s)
+                        self._planner.prefilled(request.placed_as, first_s)
                     await self._forward(request, exchange, answer, begin)
                 else:
                     self._whole(request, answer)
