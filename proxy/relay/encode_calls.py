@@ -10,16 +10,13 @@ from typing import Any
 
 from protocol.encoder_cache import is_mm_hash
 from protocol.openai import CHAT_PATH
-from proxy.config import ProxyConfig
-from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Unreadable, rendezvous
 from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
 from proxy.relay.media import Reference
 from proxy.relay.response_validation import encoded
 from proxy.request_state import Tries
-from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
-from proxy.upstream.pools import ConnectionPools
 
 # Calls beyond twice those of the least busy encoder: waiting costs more than its cache spares.
 _BUSIER = 4
@@ -49,15 +46,17 @@ class EncodeCall:
 
 class EncodeCalls:
     """Items go to the encoder that a master names, or to the one that their content points at, so
-    that a repeated picture meets its cache, unless that one is much busier than the others."""
+    that a repeated picture meets its cache, unless that one is much busier than the others. The
+    gateway has the calls under way, which all of its routes join."""
 
-    def __init__(self, config: ProxyConfig, dispatch: Dispatch, pools: ConnectionPools) -> None:
-        self._dispatch = dispatch
-        self._pools = pools
+    def __init__(self, gateway: Gateway) -> None:
+        config = gateway.config
+        self._dispatch = gateway.dispatch
+        self._pools = gateway.pools
+        self._flights = gateway.encoding
         self._patience_s = config.encode_patience
         timeout_s = config.encode_timeout
         self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
-        self._flights: SingleFlight[tuple[Params, str]] = SingleFlight()
 
     async def shared(self, call: EncodeCall, body: Body) -> tuple[Params, str]:
         """What an encoder says of an item, and its URL; with all who ask for it at a time."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from protocol.encoder_cache import for_encoder
-from proxy.dispatch import Dispatch
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import ItemEnd, Planner
 from proxy.relay.bodies import digest_of
@@ -30,9 +30,9 @@ class RelayEncodeStage:
     """Requests whose embeddings are pushed to a consumer share no calls: each has its own
     transfers."""
 
-    def __init__(self, planner: Planner, dispatch: Dispatch, calls: EncodeCalls) -> None:
+    def __init__(self, planner: Planner, fleet: Fleet, calls: EncodeCalls) -> None:
         self._planner = planner
-        self._fleet = dispatch.fleet
+        self._fleet = fleet
         self._calls = calls
 
     async def run(self, request: RelayedRequest) -> EncodedMedia:

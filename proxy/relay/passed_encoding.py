@@ -21,7 +21,7 @@ class PassedEncoding:
 
     def __init__(self, gateway: Gateway) -> None:
         self._fleet = gateway.fleet
-        self._calls = EncodeCalls(gateway.config, gateway.dispatch, gateway.pools)
+        self._calls = EncodeCalls(gateway)
         self._authorization = gateway.config.authorization
 
     def needed(self, request: PassedRequest, worker: Instance) -> bool:

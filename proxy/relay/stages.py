@@ -6,10 +6,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from protocol.errors import TriptychError
-from proxy.config import ProxyConfig
-from proxy.dispatch import Calling, Dispatch
-from proxy.metrics import ProxyMetrics
-from proxy.placement.planner import AttemptEnd, Plan, Planner
+from proxy.dispatch import Calling
+from proxy.gateway import Gateway
+from proxy.placement.planner import AttemptEnd, Plan
 from proxy.relay.encode_calls import EncodeCalls
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
@@ -21,7 +20,6 @@ from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import failure_of
-from proxy.upstream.pools import ConnectionPools
 
 _REFUSALS = (400, 415, 422)  # how engines answer a content part that they do not know
 
@@ -29,25 +27,18 @@ _REFUSALS = (400, 415, 422)  # how engines answer a content part that they do no
 class RelayStages:
     """Drives relayed requests. `close` waits for handles that are being given back."""
 
-    def __init__(
-        self,
-        config: ProxyConfig,
-        metrics: ProxyMetrics,
-        planner: Planner,
-        dispatch: Dispatch,
-        pools: ConnectionPools,
-        needs: Needs,
-    ) -> None:
-        self._fleet = dispatch.fleet
-        self._metrics = metrics
-        self._planner = planner
-        self._dispatch = dispatch
-        self._pools = pools
-        self._needs = needs
+    def __init__(self, gateway: Gateway) -> None:
+        config, fleet = gateway.config, gateway.fleet
+        self._fleet = fleet
+        self._metrics = gateway.metrics
+        self._planner = gateway.planner
+        self._dispatch = gateway.dispatch
+        self._pools = gateway.pools
+        self._needs = Needs(fleet, gateway.frontend)
         self._send_media = config.send_media
-        self._workers = StageWorkers(dispatch.fleet)
-        self._encoding = RelayEncodeStage(planner, dispatch, EncodeCalls(config, dispatch, pools))
-        self._resumer = Resumer(config, metrics, dispatch, pools)
+        self._workers = StageWorkers(fleet)
+        self._encoding = RelayEncodeStage(gateway.planner, fleet, EncodeCalls(gateway))
+        self._resumer = Resumer(config, gateway.metrics, gateway.dispatch, gateway.pools)
         self._releases = Releases()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
         self._prefill_limits = AnswerLimits(config.prefill_timeout, stall_s, most)
