@@ -136,6 +136,7 @@ class MasterPlanner:
             debug=state.record.explained,
             predicted=need.predicted,
             pooling=need.pooling,
+            alone=need.alone,
         )
 
     def _avoided(self, state: RequestState) -> Iterable[Instance]:

@@ -35,6 +35,7 @@ class Need:
     `selective`: not all workers of this proxy do: it is the name of an adapter, or of one of the
     several models that the proxy renders for.
     `pooling`: the answer has no tokens, so that nothing is decoded.
+    `alone`: one worker computes the prompt and the answer.
     `predicted`: keys are over message parts, since this proxy cannot render the prompt.
     """
 
@@ -47,6 +48,7 @@ class Need:
     predicted: bool = False
     selective: bool = False
     pooling: bool = False
+    alone: bool = False
 
     @property
     def wanted_model(self) -> str | None:
