@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from protocol.registry import InstanceInfo
-from protocol.types import Role
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
@@ -17,7 +16,7 @@ from proxy.request_state import RequestState
 from tests.support.live_masters import Master
 from tests.support.waiting import eventually
 
-ROLES: tuple[Role, ...] = ("encode", "prefill", "decode")
+ROLES: tuple[Literal["encode", "prefill", "decode"], ...] = ("encode", "prefill", "decode")
 
 
 class NotingPlanner(MasterPlanner):
