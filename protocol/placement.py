@@ -70,6 +70,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     adapter: str = ""  # LoRA adapter, where `model` names one; the master fills it in
     pooling: bool = False  # nothing is decoded: a worker that prefills does it all
+    alone: bool = False  # one worker computes the prompt and the answer
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -76,21 +76,21 @@ class Dispatch:
         if not failure.retry:
             return  # it speaks of the request alone
         self.metrics.upstream_failures.labels(instance.role, failure.kind).inc()
-        self.blame(tries, instance, error)
+        self.shun(tries, instance, error)
         if failure.gone:  # out of choice until it is well again
             self.fleet.lose(instance, error.message)
             if self._observer is not None:
                 self._observer.suspect(instance)
         if failure.charged:
             self._charge(tries, instance, failure)
+        elif failure.gone:
+            tries.blamed.append((failure.kind, instance))
 
-    def blame(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
+    def shun(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
         """Note on a request alone what it, or work that it needs, has met at a worker."""
         failure = failure_of(error)
         if failure.retry and failure.elsewhere:
             tries.avoid.append(instance)
-        if failure.gone or failure.charged:
-            tries.blamed.append(instance)
         if not failure.gone:
             return
         # Excused; but only one attempt of those that reached a worker: the request may end them.
@@ -104,13 +104,14 @@ class Dispatch:
         # A call that never reached its worker says nothing of the request.
         first = tries.seen.setdefault(failure.kind, instance) if failure.sent else instance
         if first is not instance and not failure.gone:
-            first.breaker.forgive(tries.charges.pop(failure.kind, ()))
+            tries.forgive(failure.kind)
             return
         # Passed over until a probe finds it well: the breaker opens only after several failures.
         instance.suspect = True
         charge = instance.breaker.failed(time.monotonic())
         if failure.sent and first is instance:
             tries.charges.setdefault(failure.kind, []).append(charge)
+        tries.blamed.append((failure.kind, instance))
 
     async def tried(
         self,
@@ -190,9 +191,8 @@ class Dispatch:
 
     async def _backoff(self, tries: Tries) -> None:
         """Wait longer with each attempt in a row, and never in step with others."""
-        retrying = self._retrying
         doubled = min(tries.in_a_row - 1, _MAX_DOUBLINGS)
-        longest = min(_MAX_BACKOFF_S, retrying.backoff_s * 2**doubled)
+        longest = min(_MAX_BACKOFF_S, self._retrying.backoff_s * 2**doubled)
         await asyncio.sleep(min(longest * self._random.uniform(0.5, 1.0), tries.left_s))
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
 from proxy.request_log import RequestLog, note_usage
 from proxy.request_state import Caller
+from proxy.single_flight import SingleFlight
 from proxy.tokens.pipeline import Pipeline, PipelineModel, Timeline
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.pools import ConnectionPools
@@ -113,6 +115,7 @@ class Gateway:
     `dispatch`: calls workers for both, and notes how that went.
     `pipeline`: runs rendered requests.
     `beside`: what goes on while requests are served.
+    `encoding`: calls to encoders for requests that are relayed or passed on.
     `bodies`: what is being received on all routes.
     `life`: whether it is about to end.
     `log`: a line for each request.
@@ -130,6 +133,7 @@ class Gateway:
     dispatch: Dispatch
     pipeline: Pipeline
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    encoding: SingleFlight[tuple[dict[str, Any], str]] = field(init=False)
     bodies: Bodies = field(init=False)
     life: LameDuck = field(init=False)
     log: RequestLog = field(init=False)
@@ -142,6 +146,7 @@ class Gateway:
         )
         self.recent = RecentRequests(self.config.page)
         self.tracer = make_tracer(self.config, "proxy")
+        self.encoding = SingleFlight()
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
         self._served: dict[str, PipelineModel] = {}
         if (models := self.models) is not None:

@@ -24,11 +24,12 @@ class Tries:
 
     `deadline`: of `time.monotonic`; nothing is tried after it.
     `request_id`: for the log.
-    `avoid`: workers that have failed it, oldest first; `blamed`: those of them that are at fault.
+    `avoid`: workers that have failed it, oldest first.
+    `blamed`: those of them that are at fault, each with its way of failing, until they are told.
     `attempt`: how many attempts have ended.
     `in_a_row`: those of them that nothing has come of since something did.
     `failures`: as many of these as count.
-    `seen`: by way of failing, the worker that failed so first.
+    `seen`: by way of failing, the worker that failed so first; None once another has too.
     `charges`: by way of failing, what that worker's breaker was charged for it.
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
@@ -41,11 +42,11 @@ class Tries:
     deadline: float
     request_id: str = ""
     avoid: list[Instance] = field(default_factory=list)
-    blamed: list[Instance] = field(default_factory=list)
+    blamed: list[tuple[str, Instance]] = field(default_factory=list)
     attempt: int = field(init=False, default=0)
     in_a_row: int = field(init=False, default=0)
     failures: int = field(init=False, default=0)
-    seen: dict[str, Instance] = field(default_factory=dict)
+    seen: dict[str, Instance | None] = field(default_factory=dict)
     charges: dict[str, list[int]] = field(init=False, default_factory=dict)
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
@@ -61,6 +62,19 @@ class Tries:
         if left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return left
+
+    def forgive(self, kind: str) -> None:
+        """That it fails in this way is its own fault: no worker is charged with it, or was."""
+        first = self.seen.get(kind)
+        if first is not None:
+            first.breaker.forgive(self.charges.pop(kind, ()))
+            self.blamed = [one for one in self.blamed if one != (kind, first)]
+        self.seen[kind] = None
+
+    def take_blamed(self) -> list[Instance]:
+        """The workers at fault since this was last asked."""
+        blamed, self.blamed = self.blamed, []
+        return [instance for _, instance in blamed]
 
     def waited_s(self, now: float) -> float:
         """Seconds since it was first left without a worker, 0 if it was not."""

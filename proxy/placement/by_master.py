@@ -7,8 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, TriptychError, Unavailable
-from protocol.placement import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
-from protocol.types import Role
+from protocol.placement import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Target
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
@@ -17,7 +16,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.placement.batches import Batches
 from proxy.placement.master_client import MasterAway, MasterClient, Reporter
 from proxy.placement.own_view import OwnView, by_load_of
-from proxy.placement.planner import AttemptEnd, Need, Plan
+from proxy.placement.planner import AttemptEnd, ItemEnd, Need, Plan
 from proxy.request_state import RequestState
 
 logger = logging.getLogger(__name__)
@@ -137,6 +136,7 @@ class MasterPlanner:
             debug=state.record.explained,
             predicted=need.predicted,
             pooling=need.pooling,
+            alone=need.alone,
         )
 
     def _avoided(self, state: RequestState) -> Iterable[Instance]:
@@ -183,24 +183,32 @@ class MasterPlanner:
             raise WorkerUnknown(f"{target.url} has just come or gone", retry_after_s=1.0)
         return known
 
-    def stage_over(
-        self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
-    ) -> None:
+    def prefilled(self, request_id: str, elapsed_s: float) -> None:
+        if request_id in self._at_masters:
+            self._reporter.add(Finished(request_id, "prefill", elapsed_s=elapsed_s))
+
+    def encoded(self, request_id: str, end: ItemEnd) -> None:
         if request_id not in self._at_masters:
             return
-        hashes = [] if mm_hash is None else [mm_hash]
-        over: Stage = "encode" if stage == "encode" else "prefill"
-        self._reporter.add(Finished(request_id, over, hashes, elapsed_s=elapsed_s))
+        report = Finished(
+            request_id,
+            "encode",
+            [end.mm_hash],
+            failed=_names(end.failed),
+            # The master knows of the encoder that it has named alone: nothing of it is to be said.
+            aborted=not end.as_planned,
+            elapsed_s=end.elapsed_s,
+        )
+        self._reporter.add(report)
 
     def over(self, request_id: str, end: AttemptEnd) -> None:
         if request_id not in self._at_masters:
             return
         self._at_masters.remove(request_id)
-        names = [instance.instance_id for instance in end.failed if instance.instance_id]
         report = Finished(
             request_id,
             "request",
-            failed=names,
+            failed=_names(end.failed),
             aborted=end.aborted,
             elapsed_s=end.elapsed_s,
             first_s=end.first_s,
@@ -212,6 +220,11 @@ class MasterPlanner:
         """The master asks the worker for its health at once, instead of waiting for its lease."""
         if instance.instance_id:
             self._reporter.suspect(instance.instance_id, instance.generation)
+
+
+def _names(workers: Iterable[Instance]) -> list[str]:
+    """Those by which the master knows them; it knows no others."""
+    return [worker.instance_id for worker in workers if worker.instance_id]
 
 
 def _is_store(target: Target | None) -> bool:

@@ -10,10 +10,12 @@ from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, Unreadable
 from proxy.fleet.worker import Instance
-from proxy.placement.planner import AttemptEnd, Need, Plan
+from proxy.placement.planner import AttemptEnd, ItemEnd, Need, Plan
 from proxy.request_state import RequestState
 
 _UNKNOWN_ROOM = 256  # requests, for a worker that does not say how many it runs
+ONE_WORKER = 1
+"""Tokens of an answer for which no second worker is looked for."""
 _COMPUTING: tuple[Role, Role] = ("decode", "prefill")
 
 
@@ -29,9 +31,10 @@ class OwnView:
     async def place(self, state: RequestState, need: Need) -> Plan:
         return by_load_of(self._fleet, need, state.avoid)
 
-    def stage_over(
-        self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
-    ) -> None:
+    def prefilled(self, request_id: str, elapsed_s: float) -> None:
+        """Nothing is planned by it."""
+
+    def encoded(self, request_id: str, end: ItemEnd) -> None:
         """Nothing is planned by it."""
 
     def over(self, request_id: str, end: AttemptEnd) -> None:
@@ -45,9 +48,8 @@ def by_load_of(fleet: Fleet, need: Need, avoid: Sequence[Instance]) -> Plan:
     """`by_load` for an attempt that takes `need`. A worker that does it all encodes its own media
     where there are no encoders, or where it could not read what they make."""
     items, model = need.items, need.wanted_model
-    plan = by_load(
-        fleet, need.max_tokens, avoid, model, pooling=need.pooling, media=bool(items)
-    )  # fmt: skip
+    most = ONE_WORKER if need.alone else need.max_tokens
+    plan = by_load(fleet, most, avoid, model, pooling=need.pooling, media=bool(items))
     if items and plan.at.does_all and not (plan.reader and fleet.usable("encode", (), model)):
         return replace(plan, encoders=dict.fromkeys((item.mm_hash for item in items), plan.at))
     return plan
@@ -83,7 +85,7 @@ def by_load(
     decode = fleet.lightest(decoding)
     alone = reads(decode)
     # To hand the KV over for a single token takes longer than to decode it in place.
-    if max_tokens == 1 and alone:
+    if max_tokens == ONE_WORKER and alone:
         return Plan(decode, model=model)
     partners = [one for one in fresh if hands_over(one, decode)]
     if not (partners or alone):

@@ -6,6 +6,7 @@ The need of a rendered request is made here, by exact keys; of others by `proxy.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,10 +15,10 @@ from typing import Protocol
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from protocol.placement import MediaNeed
-from protocol.types import GenerateRequest, Role
+from protocol.types import GenerateRequest
 from proxy.admission import Admission
 from proxy.fleet.worker import Instance
-from proxy.request_state import RequestState
+from proxy.request_state import RequestState, Tries
 from services.frontend.render import Frontend
 
 
@@ -34,6 +35,7 @@ class Need:
     `selective`: not all workers of this proxy do: it is the name of an adapter, or of one of the
     several models that the proxy renders for.
     `pooling`: the answer has no tokens, so that nothing is decoded.
+    `alone`: one worker computes the prompt and the answer.
     `predicted`: keys are over message parts, since this proxy cannot render the prompt.
     """
 
@@ -46,6 +48,7 @@ class Need:
     predicted: bool = False
     selective: bool = False
     pooling: bool = False
+    alone: bool = False
 
     @property
     def wanted_model(self) -> str | None:
@@ -111,10 +114,12 @@ class Planner(Protocol):
         must `over` be called."""
         ...
 
-    def stage_over(
-        self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
-    ) -> None:
-        """The attempt's prompt is prefilled, or its item `mm_hash` encoded."""
+    def prefilled(self, request_id: str, elapsed_s: float) -> None:
+        """The attempt's prompt is computed."""
+        ...
+
+    def encoded(self, request_id: str, end: ItemEnd) -> None:
+        """No encoder works on an item of the attempt any more."""
         ...
 
     def over(self, request_id: str, end: AttemptEnd) -> None:
@@ -136,6 +141,25 @@ class AttemptEnd:
     elapsed_s: float = 0.0
     first_s: float = 0.0
     output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ItemEnd:
+    """How the encoding of an item went. `as_planned`: the encoder that was planned has it; of
+    another one's work nothing is said. `failed`: encoders at fault, as those of an attempt."""
+
+    mm_hash: str
+    elapsed_s: float
+    as_planned: bool
+    failed: Sequence[Instance] = ()
+
+    @staticmethod
+    def of(plan: Plan, mm_hash: str, began: float, maker: str, tries: Tries) -> ItemEnd:
+        """`began`: when it was first asked for, of `time.monotonic`. `maker`: the URL of the
+        encoder that has it, "" for none. `tries`: of the work."""
+        planned = plan.encoders.get(mm_hash)
+        as_planned = bool(maker) and (planned is None or planned.url == maker)
+        return ItemEnd(mm_hash, time.monotonic() - began, as_planned, tries.take_blamed())
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class RequestBody:
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
         if push is not None:
             body[_PARAMS] = push
-        return self.data_urls.fill(_encoded(body))
+        return self.data_urls.fill(json_of(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
         """One token, not streamed, its KV kept for a decode worker."""
@@ -136,7 +136,7 @@ class RequestBody:
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _REMOTE_DECODE}
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
-        return self.data_urls.fill(_encoded(self._with_media(body, media, references)))
+        return self.data_urls.fill(json_of(self._with_media(body, media, references)))
 
     @property
     def scores_prompt(self) -> bool:
@@ -147,14 +147,14 @@ class RequestBody:
     @property
     def bare(self) -> Body:
         """As the client sent it, without what it may not give."""
-        return (self.raw,) if self.as_given else self.data_urls.fill(_encoded(self.fields))
+        return (self.raw,) if self.as_given else self.data_urls.fill(json_of(self.fields))
 
     def body_with(self, params: dict[str, Any]) -> Body:
         """As `bare`, with `ec_transfer_params` beside those that the client gives."""
         if not params:
             return self.bare
         params = _beside(self.fields.get(_PARAMS), params)
-        return self.data_urls.fill(_encoded({**self.fields, _PARAMS: params}))
+        return self.data_urls.fill(json_of({**self.fields, _PARAMS: params}))
 
     def decode_body(
         self,
@@ -172,14 +172,14 @@ class RequestBody:
         if media is None and self.as_given:
             return self._spliced(more) if more else (self.raw,)
         body = {**self.fields, **more} if more else self.fields
-        return self.data_urls.fill(_encoded(self._with_media(body, media, references)))
+        return self.data_urls.fill(json_of(self._with_media(body, media, references)))
 
     def _spliced(self, more: dict[str, Any]) -> Body:
         """The client's own bytes with more fields, so that media need not be encoded again."""
         # The object's own: the body could be decoded, so that only white space follows.
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
-        return (memoryview(self.raw)[:end], comma + _encoded(more)[1:])
+        return (memoryview(self.raw)[:end], comma + json_of(more)[1:])
 
     def _with_media(
         self, body: dict[str, Any], media: EncodedMedia | None, references: bool
@@ -220,10 +220,10 @@ def _beside(given: Any, params: dict[str, Any]) -> dict[str, Any]:
     return {**given, **params} if isinstance(given, dict) else params
 
 
-def _encoded(fields: dict[str, Any]) -> bytes:
+def json_of(value: Any) -> bytes:
     # What could be decoded may still be too deep for encoding, which begins further down the stack.
     try:
-        return _ENCODER.encode(fields)
+        return _ENCODER.encode(value)
     except RecursionError:
         raise _too_deep() from None
 

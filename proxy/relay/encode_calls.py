@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.encoder_cache import is_mm_hash
 from protocol.openai import CHAT_PATH
-from proxy.config import ProxyConfig
-from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
 from proxy.relay.media import Reference
 from proxy.relay.response_validation import encoded
 from proxy.request_state import Tries
-from proxy.single_flight import SingleFlight
 from proxy.upstream.answer import AnswerLimits, Body
-from proxy.upstream.pools import ConnectionPools
 
 Params = dict[str, Any]
 """`ec_transfer_params` of an encoder's answer."""
@@ -32,6 +30,7 @@ class EncodeCall:
     `model`: as the client names it.
     `reader`: the EC compatibility of the worker that is to read the item, as far as that is known.
     `place`: the encoder that a master has named.
+    `tries`: those that this call begins, none where it shares another one's.
     """
 
     key: bytes
@@ -39,19 +38,22 @@ class EncodeCall:
     model: str
     reader: str
     place: Instance | None = None
+    tries: Tries = field(default_factory=lambda: Tries(deadline=math.inf))
 
 
 class EncodeCalls:
     """Items go to the encoder that a master names, or to the one that their content points at, so
-    that a repeated picture meets its cache, unless that one is much busier than the others."""
+    that a repeated picture meets its cache, unless that one is much busier than the others. The
+    gateway has the calls under way, which all of its routes join."""
 
-    def __init__(self, config: ProxyConfig, dispatch: Dispatch, pools: ConnectionPools) -> None:
-        self._dispatch = dispatch
-        self._pools = pools
+    def __init__(self, gateway: Gateway) -> None:
+        config = gateway.config
+        self._dispatch = gateway.dispatch
+        self._pools = gateway.pools
+        self._flights = gateway.encoding
         self._patience_s = config.encode_patience
         timeout_s = config.encode_timeout
         self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
-        self._flights: SingleFlight[tuple[Params, str]] = SingleFlight()
 
     async def shared(self, call: EncodeCall, body: Body) -> tuple[Params, str]:
         """What an encoder says of an item, and its URL; with all who ask for it at a time."""
@@ -60,9 +62,9 @@ class EncodeCalls:
 
     async def alone(self, call: EncodeCall, body: Callable[[], Body]) -> tuple[Params, str]:
         """As `shared`, for one request. `body` makes that of each try."""
-        tries = Tries(
-            deadline=time.monotonic() + self._patience_s, request_id=f"item {call.key.hex()[:16]}"
-        )
+        tries = call.tries
+        tries.deadline = time.monotonic() + self._patience_s
+        tries.request_id = f"item {call.key.hex()[:16]}"
 
         async def work(encoder: Instance) -> tuple[Params, str]:
             pool = self._pools.of(encoder)

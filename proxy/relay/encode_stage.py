@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from protocol.encoder_cache import for_encoder
-from proxy.dispatch import Dispatch
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
-from proxy.placement.planner import Planner
+from proxy.placement.planner import ItemEnd, Planner
 from proxy.relay.bodies import digest_of
 from proxy.relay.encode_calls import EncodeCall, EncodeCalls, Params, reference_of
 from proxy.relay.media import EncodedMedia, MediaItem, Pushed, Reference
@@ -30,9 +30,9 @@ class RelayEncodeStage:
     """Requests whose embeddings are pushed to a consumer share no calls: each has its own
     transfers."""
 
-    def __init__(self, planner: Planner, dispatch: Dispatch, calls: EncodeCalls) -> None:
+    def __init__(self, planner: Planner, fleet: Fleet, calls: EncodeCalls) -> None:
         self._planner = planner
-        self._fleet = dispatch.fleet
+        self._fleet = fleet
         self._calls = calls
 
     async def run(self, request: RelayedRequest) -> EncodedMedia:
@@ -53,12 +53,12 @@ class RelayEncodeStage:
         return EncodedMedia(known, unknown, pushed)
 
     async def _item(self, request: RelayedRequest, item: MediaItem, number: int) -> _Encoded:
-        start, name, place = time.monotonic(), "", None
-        if request.plan is not None:
+        start, plan, name, place = time.monotonic(), request.plan, "", None
+        if plan is not None:
             name = request.names[number]
-            if name in request.plan.local:
+            if name in plan.local:
                 return _Encoded()
-            place = request.plan.encoders.get(name)
+            place = plan.encoders.get(name)
         own_name = name if request.exact else ""
         body = request.body.encode_body(item, own_name)
         reader = self._reader(request)
@@ -66,14 +66,17 @@ class RelayEncodeStage:
         key = digest_of(body, request.client.authorization) + reader.encode()
         fields = request.client.fields(f"-{number}".encode())
         call = EncodeCall(key, fields, request.model, reader, place)
-        pushed: Pushed | None = None
-        if request.consumer is not None and request.consumer.address:
-            said, encoder, pushed = await self._pushed(request, item, own_name, call)
-        else:
-            said, encoder = await self._calls.shared(call, body)
+        pushed, encoder = None, ""
+        try:
+            if request.consumer is not None and request.consumer.address:
+                said, encoder, pushed = await self._pushed(request, item, own_name, call)
+            else:
+                said, encoder = await self._calls.shared(call, body)
+        finally:
+            if plan is not None:
+                end = ItemEnd.of(plan, name, start, encoder, call.tries)
+                self._planner.encoded(request.placed_as, end)
         request.record.used("encode", encoder)
-        if request.plan is not None:
-            self._planner.stage_over(request.placed_as, "encode", time.monotonic() - start, name)
         return _Encoded(reference_of(said, item.modality), pushed)
 
     def _reader(self, request: RelayedRequest) -> str:

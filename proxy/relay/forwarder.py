@@ -6,22 +6,24 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from protocol.errors import TriptychError
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
-from proxy.placement.own_view import by_load
+from proxy.placement.own_view import ONE_WORKER, by_load
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.relay.lacking import LackingWorkers, NoRoute, WorkerLacksRoute, lacks_route
+from proxy.relay.message_keys import passed_need
 from proxy.relay.passed_answers import check_passed, checked_events
 from proxy.relay.passed_encoding import PassedEncoding
+from proxy.relay.passed_prompts import FORMS
 from proxy.relay.passed_request import PassedRequest
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import Refused
 from proxy.upstream.patience import Patience, RawAnswer
 
 _BYTES_PER_TOKEN = 4
-_ONE_WORKER = 1  # a request for one token is not split into prefill and decode
 
 
 class Forwarder:
@@ -81,37 +83,52 @@ class Forwarder:
 
     async def _attempt(self, request: PassedRequest) -> AsyncGenerator[Answer, None]:
         name = f"{request.request_id}-{random.getrandbits(64):016x}"
-        plan = await self._placed(request, name)
-        request.worker = plan.decode
-        end, blamed = None, len(request.blamed)
+        plan = request.plan = await self._placed(request, name)
+        request.worker, request.placed_as = plan.decode, name
+        end: AttemptEnd | None = None
         try:
             body = await self._body(request, plan.decode)
             with self._dispatch.calling(request, plan.decode, "decode") as call:
                 async with contextlib.aclosing(self._call(request, plan.decode, body)) as pieces:
                     async for piece in pieces:
+                        if piece.is_stream and request.need is not None and not request.begun:
+                            self._planner.prefilled(name, call.so_far_s)
                         yield piece
             end = AttemptEnd(False, (), call.elapsed_s)
         finally:
             if request.route.computes:
-                failed = request.blamed[blamed:]
-                self._planner.over(name, end or AttemptEnd(aborted=True, failed=failed))
+                end = end or AttemptEnd(aborted=True, failed=request.take_blamed())
+                self._planner.over(name, end)
 
     async def _placed(self, request: PassedRequest, name: str) -> Plan:
         if request.only is not None:
             return Plan(request.only)
         if not request.route.computes:
             return self._by_load(request)
-        tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
-        need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
+        need = self._need(request, name)
         plan = await self._dispatch.placed(request, lambda: self._planner.place(request, need))
         if plan.decode not in self._lacking.of(request.route):
             return plan
         # A master has no other worker that decodes; one that prefills may have the route.
         return self._by_load(request)
 
+    def _need(self, request: PassedRequest, name: str) -> Need:
+        """Of an attempt. Only a master makes use of what the prompt is."""
+        form = FORMS.get(request.route.path)
+        if form is None or request.read is None or not self._planner.asks:
+            tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
+            return Need(
+                name, tokens, 1, (), lambda size: [], request.model, predicted=True, alone=True
+            )  # fmt: skip
+        if request.need is None:
+            need, request.names = passed_need(request.read, request.items, form, name)
+            # The master would charge encoders that are not asked.
+            request.need = need if self._encoding.fetched else replace(need, items=())
+        return replace(request.need, request_id=name)
+
     def _by_load(self, request: PassedRequest) -> Plan:
         fleet, media = self._fleet, bool(request.items)
-        return by_load(fleet, _ONE_WORKER, request.avoid, request.model, media=media)
+        return by_load(fleet, ONE_WORKER, request.avoid, request.model, media=media)
 
     async def _body(self, request: PassedRequest, instance: Instance) -> bytes:
         """What the worker is sent: with embeddings of the media, where it needs them."""

@@ -7,26 +7,47 @@ first in a prompt comes first here. Four bytes count as a token, a media item as
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 from blake3 import blake3
 
 from protocol.placement import MediaNeed
 from proxy.placement.planner import Need
-from proxy.relay.bodies import RequestBody, digest_of
+from proxy.relay.bodies import RequestBody, digest_of, json_of
+from proxy.relay.media import MediaItem
+from proxy.relay.passed_prompts import MediaPlace, PromptForm
 
 _BYTES_PER_TOKEN = 4  # a rough mean: keys only have to be equal where prompts are
 _TOKENS_PER_ITEM = 256  # about a picture of 448 pixels a side
 _FIRST = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs")
-_ENCODER = msgspec.json.Encoder()
+_CHAT_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 def predicted_need(body: RequestBody, request_id: str) -> tuple[Need, list[str]]:
-    """The need of an attempt of a request by its messages; names of its media."""
+    """The need of an attempt of a chat or a completion; names of its media."""
+    return _need(body, body.items, _parts(body), _CHAT_LIMITS, request_id)
+
+
+def passed_need(
+    body: RequestBody, media: Sequence[MediaItem], form: PromptForm, request_id: str
+) -> tuple[Need, list[str]]:
+    """As `predicted_need`, of a body in another form; `media`: all that is in it, or nothing."""
+    need, names = _need(body, media, form.parts(body.fields), (form.limit,), request_id)
+    return replace(need, alone=True), names
+
+
+def _need(
+    body: RequestBody,
+    media: Sequence[MediaItem],
+    parts: Iterable[Any],
+    limits: Sequence[str],
+    request_id: str,
+) -> tuple[Need, list[str]]:
     # Over what an encoder is sent: under other options the same picture has other embeddings.
-    names = [digest_of(body.encode_body(item)).hex() for item in body.items]
-    text, offsets = _written(body, names)
+    names = [digest_of(body.encode_body(item)).hex() for item in media]
+    text, offsets = _written(parts, names)
     items = [
         MediaNeed(
             mm_hash,
@@ -34,7 +55,7 @@ def predicted_need(body: RequestBody, request_id: str) -> tuple[Need, list[str]]
             offset // _BYTES_PER_TOKEN,
             modality="image" if item.modality == "image" else "video",
         )
-        for item, mm_hash, offset in zip(body.items, names, offsets, strict=True)
+        for item, mm_hash, offset in zip(media, names, offsets, strict=True)
     ]
     root = _root(body.fields)
 
@@ -45,7 +66,7 @@ def predicted_need(body: RequestBody, request_id: str) -> tuple[Need, list[str]]
     need = Need(
         request_id,
         max(1, -(-len(text) // _BYTES_PER_TOKEN)),
-        _max_tokens(body.fields),
+        _max_tokens(body.fields, limits),
         items,
         keys,
         _model(body.fields),
@@ -65,29 +86,36 @@ def chained(root: bytes, text: bytes, size: int) -> list[int]:
 
 def _root(fields: dict[str, Any]) -> bytes:
     """What decides over the whole prompt: the model or adapter, tools, the tenant's salt."""
-    return blake3(_ENCODER.encode([fields.get(name) for name in _FIRST])).digest()
+    return blake3(json_of([fields.get(name) for name in _FIRST])).digest()
 
 
-def _written(body: RequestBody, names: list[str]) -> tuple[bytes, list[int]]:
-    """The request as bytes, and where each media item begins in them."""
+def _parts(body: RequestBody) -> Iterator[Any]:
+    """A chat, or the prompt of a completion, part after part."""
     messages = body.fields.get("messages")
     if not isinstance(messages, list):
-        return _ENCODER.encode(body.fields.get("prompt")), []
-    places = {(item.message, item.part): i for i, item in enumerate(body.items)}
-    text, offsets = bytearray(), [0] * len(names)
+        yield body.fields.get("prompt")
+        return
+    places = {(item.message, item.part) for item in body.items}
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if not isinstance(content, list):
-            text += _ENCODER.encode(message)
+            yield message
             continue
-        text += _ENCODER.encode({k: v for k, v in message.items() if k != "content"})
+        yield {k: v for k, v in message.items() if k != "content"}
         for place, part in enumerate(content):
-            index = places.get((number, place))
-            if index is None:
-                text += _ENCODER.encode(part)
-            else:
-                offsets[index] = _align(text)
-                text += _stand_in(names[index])
+            yield MediaPlace(part) if (number, place) in places else part
+
+
+def _written(parts: Iterable[Any], names: Sequence[str]) -> tuple[bytes, list[int]]:
+    """`parts` as bytes, and where each media item begins in them. What has no name has no place
+    of its own."""
+    text, offsets, left = bytearray(), [], iter(names)
+    for part in parts:
+        if not isinstance(part, MediaPlace):
+            text += json_of(part)
+        elif (name := next(left, None)) is not None:
+            offsets.append(_align(text))
+            text += _stand_in(name)
     return bytes(text), offsets
 
 
@@ -103,8 +131,8 @@ def _stand_in(name: str) -> bytes:
     return (name.encode() * (size // len(name) + 1))[:size]
 
 
-def _max_tokens(fields: dict[str, Any]) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
+def _max_tokens(fields: dict[str, Any], names: Sequence[str]) -> int:
+    for name in names:
         given = fields.get(name)
         if type(given) is int and 0 < given < 1 << 40:
             return given

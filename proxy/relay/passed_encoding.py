@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
+from proxy.placement.planner import ItemEnd
 from proxy.relay.bodies import digest_of
 from proxy.relay.encode_calls import EncodeCall, EncodeCalls, reference_of
 from proxy.relay.media import EncodedMedia, MediaItem, Reference
@@ -21,14 +23,19 @@ class PassedEncoding:
 
     def __init__(self, gateway: Gateway) -> None:
         self._fleet = gateway.fleet
-        self._calls = EncodeCalls(gateway.config, gateway.dispatch, gateway.pools)
+        self._planner = gateway.planner
+        self._calls = EncodeCalls(gateway)
         self._authorization = gateway.config.authorization
+
+    @property
+    def fetched(self) -> bool:
+        """Whether workers get embeddings from encoders."""
+        # What encoders push needs a place with one consumer: such a worker encodes by itself.
+        return bool(self._fleet.encode) and not self._fleet.pushed_to
 
     def needed(self, request: PassedRequest, worker: Instance) -> bool:
         """Whether `worker` may lack embeddings of the request's media."""
-        # What encoders push needs a place with one consumer: such a worker encodes by itself.
-        fetched = bool(self._fleet.encode) and not self._fleet.pushed_to
-        return bool(request.items) and fetched and not worker.does_all
+        return bool(request.items) and self.fetched and not worker.does_all
 
     async def params(self, request: PassedRequest, worker: Instance) -> dict[str, Any]:
         """`ec_transfer_params` for `worker`, which has the media too.
@@ -43,7 +50,11 @@ class PassedEncoding:
     async def _item(
         self, request: PassedRequest, worker: Instance, item: MediaItem, number: int
     ) -> Reference | None:
-        assert request.read is not None
+        assert request.read is not None and request.plan is not None
+        start, plan = time.monotonic(), request.plan
+        name = request.names[number] if request.names else ""
+        if name in plan.local:
+            return None
         body, reader = request.read.encode_body(item), worker.ec_compatibility
         headers = {"authorization": self._authorization} if self._authorization else {}
         headers |= {**request.headers, _NAME: f"{request.headers[_NAME]}-{number}"}
@@ -51,12 +62,16 @@ class PassedEncoding:
         # A call goes out with one client's `Authorization`: others have a call of their own.
         key = digest_of(body, headers.get("authorization", "").encode()) + reader.encode()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        call = EncodeCall(key, fields.encode(), request.model, reader)
+        call = EncodeCall(key, fields.encode(), request.model, reader, plan.encoders.get(name))
+        encoder = ""
         try:
             said, encoder = await self._calls.shared(call, body)
         except Refused as refused:
             if refused.again:
                 raise
             return None
+        finally:
+            end = ItemEnd.of(plan, name, start, encoder, call.tries)
+            self._planner.encoded(request.placed_as, end)
         request.record.used("encode", encoder)
         return reference_of(said, item.modality)

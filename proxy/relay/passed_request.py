@@ -12,6 +12,7 @@ from protocol.bounds import MAX_CHOICES
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
+from proxy.placement.planner import Need, Plan
 from proxy.relay.bodies import RequestBody
 from proxy.relay.media import MediaItem
 from proxy.relay.model_list import OwnNames
@@ -47,6 +48,10 @@ class PassedRequest(RequestState):
     worker: Instance | None = None  # the one that was asked last
     read: RequestBody | None = None  # of a JSON body
     items: Sequence[MediaItem] = ()  # media in it that an encoder could encode
+    need: Need | None = None  # as a master is told of it, but for the attempt's id
+    names: Sequence[str] = ()  # of each item, for planners; none unless there is a `need`
+    plan: Plan | None = None  # of the attempt under way, which is `placed_as`
+    placed_as: str = ""
 
     @property
     def target(self) -> str:

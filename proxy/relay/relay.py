@@ -12,7 +12,6 @@ from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.media import may_hold_media
 from proxy.relay.model_list import OwnNames
-from proxy.relay.needs import Needs
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
@@ -38,14 +37,7 @@ class Relay:
         self._fleet = gateway.fleet
         self._planner = gateway.planner
         config = gateway.config
-        self._stages = RelayStages(
-            config,
-            gateway.metrics,
-            gateway.planner,
-            gateway.dispatch,
-            gateway.pools,
-            Needs(gateway.fleet, gateway.frontend),
-        )
+        self._stages = RelayStages(gateway)
         self._traffic = gateway.metrics.traffic
         self.max_body_bytes = config.max_body_bytes
         self.bodies = gateway.bodies

@@ -6,11 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from protocol.errors import TriptychError
-from proxy.config import ProxyConfig
-from proxy.dispatch import Calling, Dispatch
+from proxy.dispatch import Calling
 from proxy.fleet.fleet import NoWorker
-from proxy.metrics import ProxyMetrics
-from proxy.placement.planner import AttemptEnd, Plan, Planner
+from proxy.gateway import Gateway
+from proxy.placement.planner import AttemptEnd, Plan
 from proxy.relay.encode_calls import EncodeCalls
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
@@ -22,7 +21,6 @@ from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import failure_of
-from proxy.upstream.pools import ConnectionPools
 
 _REFUSALS = (400, 415, 422)  # how engines answer a content part that they do not know
 
@@ -30,25 +28,18 @@ _REFUSALS = (400, 415, 422)  # how engines answer a content part that they do no
 class RelayStages:
     """Drives relayed requests. `close` waits for handles that are being given back."""
 
-    def __init__(
-        self,
-        config: ProxyConfig,
-        metrics: ProxyMetrics,
-        planner: Planner,
-        dispatch: Dispatch,
-        pools: ConnectionPools,
-        needs: Needs,
-    ) -> None:
-        self._fleet = dispatch.fleet
-        self._metrics = metrics
-        self._planner = planner
-        self._dispatch = dispatch
-        self._pools = pools
-        self._needs = needs
+    def __init__(self, gateway: Gateway) -> None:
+        config, fleet = gateway.config, gateway.fleet
+        self._fleet = fleet
+        self._metrics = gateway.metrics
+        self._planner = gateway.planner
+        self._dispatch = gateway.dispatch
+        self._pools = gateway.pools
+        self._needs = Needs(fleet, gateway.frontend)
         self._send_media = config.send_media
-        self._workers = StageWorkers(dispatch.fleet)
-        self._encoding = RelayEncodeStage(planner, dispatch, EncodeCalls(config, dispatch, pools))
-        self._resumer = Resumer(config, metrics, dispatch, pools)
+        self._workers = StageWorkers(fleet)
+        self._encoding = RelayEncodeStage(gateway.planner, fleet, EncodeCalls(gateway))
+        self._resumer = Resumer(config, gateway.metrics, gateway.dispatch, gateway.pools)
         self._releases = Releases()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
         self._prefill_limits = AnswerLimits(config.prefill_timeout, stall_s, most)
@@ -81,7 +72,6 @@ class RelayStages:
     async def _attempted(self, request: RelayedRequest) -> bool:
         """Whether the client has its answer; False after the pause before another attempt."""
         end: AttemptEnd | None = None
-        blamed = len(request.blamed)
         try:
             if request.body.items and self._fleet.encode and request.media is None:
                 await self._encode(request)
@@ -105,8 +95,7 @@ class RelayStages:
                 return False
         finally:
             if request.plan is not None:
-                failed = request.blamed[blamed:]
-                end = end or AttemptEnd(aborted=True, failed=failed)
+                end = end or AttemptEnd(aborted=True, failed=request.take_blamed())
                 self._planner.over(request.placed_as, end)
                 request.plan = None
             if request.consumer is not None:
@@ -141,7 +130,7 @@ class RelayStages:
             if request.cached_tokens is not None:
                 request.record.cached_tokens = request.cached_tokens
         if plan is not None:
-            self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
+            self._planner.prefilled(request.placed_as, call.elapsed_s)
 
     async def _decode(self, request: RelayedRequest) -> AttemptEnd | None:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
@@ -169,7 +158,7 @@ class RelayStages:
                     first_s = call.so_far_s if plan else 0.0
                     if plan is not None and plan.prefill is None:
                         # A worker that does both says nothing of its prompts but by their tokens.
-                        self._planner.stage_over(request.placed_as, "prefill", first_s)
+                        self._planner.prefilled(request.placed_as, first_s)
                     await self._forward(request, exchange, answer, begin)
                 else:
                     self._whole(request, answer)

@@ -18,10 +18,10 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
-from proxy.placement.planner import Plan
+from proxy.placement.planner import ItemEnd, Plan
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
-from proxy.tokens.encoder_choice import another_encoder, is_spent, tries_of
+from proxy.tokens.encoder_choice import another_encoder, is_spent, pass_blame, tries_of
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
@@ -32,13 +32,14 @@ _KNOWN = 100_000  # items whose encoder is remembered
 @dataclass(frozen=True)
 class _Item:
     """An item of a request, `state`, with its bytes, and what is planned for the attempt that needs
-    it."""
+    it. `tries`: to encode it on behalf of this request."""
 
     holder: str
     item: MMItem
     data: bytes
     state: Tries
     plan: Plan
+    tries: Tries
 
     @property
     def mm_hash(self) -> str:
@@ -80,29 +81,34 @@ class EncodeStage:
         media: Mapping[str, bytes],
         plan: Plan,
         state: Tries,
-        done: Callable[[float, str], None],
+        done: Callable[[ItemEnd], None],
     ) -> None:
-        """Every item whose bytes are at hand is with an encoder; `done` is told of the seconds that
-        each one took, and of its mm_hash. `state`: of the request that waits for them all.
+        """Every item whose bytes are at hand is with an encoder; `done` is told how that went.
+        `state`: of the request that waits for them all.
 
         Raises the first error; what other requests wait for goes on.
         """
         record = state.record
 
-        async def one(item: _Item) -> None:
-            start = time.monotonic()
-            cached = await self._join(item)
-            record.embedded += cached
-            record.used("encode", self._known.get(item.key, ""))
-            done(time.monotonic() - start, item.mm_hash)
+        async def one(name: str, mm_item: MMItem) -> None:
+            start, maker = time.monotonic(), ""
+            tries = tries_of(name, plan, start + self.patience_s, request.request_id)
+            item = _Item(request.request_id, mm_item, media[name], state, plan, tries)
+            try:
+                cached = await self._join(item)
+                maker = self._known.get(item.key, "")
+                record.embedded += cached
+                record.used("encode", maker)
+            finally:
+                done(ItemEnd.of(plan, name, start, maker, tries))
 
         # A picture that stands in the request twice is encoded once.
-        wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
-        tasks = [
-            asyncio.create_task(one(_Item(request.request_id, item, media[name], state, plan)))
-            for name, item in wanted.items()
-            if name not in plan.held
-        ]
+        wanted = {
+            item.mm_hash: item
+            for item in request.mm_items
+            if item.mm_hash in media and item.mm_hash not in plan.held
+        }
+        tasks = [asyncio.create_task(one(name, item)) for name, item in wanted.items()]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -170,11 +176,11 @@ class EncodeStage:
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        deadline = time.monotonic() + self.patience_s
-        tries = tries_of(item.mm_hash, item.plan, deadline, item.holder)
+        tries = item.tries
+        tries.deadline = time.monotonic() + self.patience_s
 
         def choose() -> Instance:
-            encoder = self._next(item, tries)
+            encoder = self._next(item)
             flight = self._flights.get(item.key)
             if flight is not None:
                 flight.worker = encoder
@@ -192,12 +198,13 @@ class EncodeStage:
             return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
         except TriptychError as error:
             if is_spent(tries):
-                self.dispatch.blame(item.state, item.plan.at, error)
+                self.dispatch.shun(item.state, item.plan.at, error)
+                pass_blame(item.state, item.plan.at, tries, error)
             raise
 
-    def _next(self, item: _Item, tries: Tries) -> Instance:
-        first = None if tries.avoid else self._first(item.item, item.plan)
-        return first or another_encoder(self.dispatch.fleet, item.mm_hash, item.plan, tries)
+    def _next(self, item: _Item) -> Instance:
+        first = None if item.tries.avoid else self._first(item.item, item.plan)
+        return first or another_encoder(self.dispatch.fleet, item.mm_hash, item.plan, item.tries)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.key) == encoder.url else item.data

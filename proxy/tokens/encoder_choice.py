@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 
+from protocol.errors import TriptychError
 from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
-from proxy.upstream.failures import REFUSED, CallFailed
+from proxy.upstream.failures import REFUSED, CallFailed, failure_of
 
 
 def tries_of(mm_hash: str, plan: Plan, deadline: float, request_id: str) -> Tries:
@@ -39,3 +40,13 @@ def is_spent(tries: Tries) -> bool:
     """Whether the worker that would be asked last has failed, or has gone."""
     also = tries.also
     return also is not None and (also in tries.avoid or not also.serves(time.monotonic()))
+
+
+def pass_blame(state: Tries, at: Instance, tries: Tries, error: TriptychError) -> None:
+    """The attempt of a request, `state`, ends as the worker that computes cannot encode an item:
+    the end of the attempt tells of that worker, so that the end of the item must not."""
+    tries.blamed = [one for one in tries.blamed if one[1] is not at]
+    failure = failure_of(error)
+    # None is seen where encoders have failed in the same way: that is the request's own fault.
+    if failure.gone or (failure.charged and tries.seen.get(failure.kind, at) is not None):
+        state.blamed.append((failure.kind, at))

@@ -150,7 +150,7 @@ class Pipeline:
     async def _attempt(self, state: TokensRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """One attempt; if it fails and another may help, the pause before that."""
         plan, wanted = await self._placed(state)
-        attempt = Attempt(state, wanted, plan, len(state.blamed))
+        attempt = Attempt(state, wanted, plan)
         try:
             try:
                 async with contextlib.aclosing(self.stages.run(attempt)) as steps:

@@ -106,7 +106,7 @@ class TokensStages:
                     )
                 held = handed is not None
                 offered = ahead is None or self._same_engine(attempt, prefill, handed or {})
-                self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
+                self._planner.prefilled(attempt.wanted.request_id, attempt.prefill_s)
                 if outputs and not (attempt.wanted.emitted or attempt.wanted.sampling.beam_width):
                     yield [_first(output, attempt.wanted) for output in outputs]
                 if attempt.state.complete:
@@ -188,7 +188,7 @@ class TokensStages:
         if all(item.mm_hash in attempt.plan.held for item in attempt.items):
             return  # also if there are none
         with state.record.during("encode"):
-            done = functools.partial(self._planner.stage_over, wanted.request_id, "encode")
+            done = functools.partial(self._planner.encoded, wanted.request_id)
             await self.encode_stage.run(wanted, state.media, attempt.plan, state, done)
 
 

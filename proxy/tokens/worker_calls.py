@@ -45,7 +45,6 @@ class Attempt:
     `plan`: the workers of this one.
     `items`: its media whose bytes are at hand.
     `wanted`: what is left of the request, with the places of embeddings.
-    `blamed`: how many workers had failed the request before.
     `fetched`: decode has said something, so it has done with the KV that prefill held.
     `asked_at`: the engine that decode was told to ask for KV, "" if none.
     `prefill_s`: what the prefill call took.
@@ -58,7 +57,6 @@ class Attempt:
     state: TokensRequest
     wanted: GenerateRequest
     plan: Plan
-    blamed: int = 0
     fetched: bool = False
     asked_at: str = ""
     prefill_s: float = 0.0
@@ -81,7 +79,7 @@ class Attempt:
 
     def end(self) -> AttemptEnd:
         """What came of it."""
-        failed, aborted = self.state.blamed[self.blamed :], not self.state.complete
+        failed, aborted = self.state.take_blamed(), not self.state.complete
         return AttemptEnd(aborted, failed, self.elapsed_s, self.first_s, self.tokens)
 
 

@@ -151,6 +151,8 @@ class Layouts:
         if job.request.pooling:
             found = (pool for pool in (prefill, combined, decode) if able(pool, job.avoid))
             return [*itertools.islice(found, 1)]
+        if job.request.alone:
+            return [pool for pool in (combined, decode) if able(pool, job.avoid)]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
         if self._config.enforce_disagg:
             return [None] if all(parts) and not kv_apart(prefill, decode) else []

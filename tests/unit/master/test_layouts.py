@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.errors import Unavailable
 from protocol.kv_events import BlockStored
 from protocol.registry import Heartbeat, Load
 from services.master.master import Master
@@ -145,3 +146,24 @@ def test_what_is_not_decoded_goes_to_a_worker_that_prefills() -> None:
         placement = place(master(*roles), asking("a", max_tokens=1, pooling=True))
         assert placement.prefill is None
         assert placement.decode.instance_id == chosen
+
+
+def test_what_one_worker_is_to_do_goes_to_no_pair() -> None:
+    """As a request that a proxy passes on: a worker that only prefills stays out of it."""
+    for roles, chosen in (
+        (("prefill", "decode"), {"d1"}),
+        (("prefill", "decode", "prefill_decode"), {"d1", "p2"}),
+    ):
+        for avoid in ([], ["d1"]):
+            placement = place(master(*roles), asking("a", alone=True, avoid=avoid))
+            assert placement.prefill is None and placement.decode.instance_id in chosen
+    with pytest.raises(Unavailable, match="no decode"):
+        place(master("prefill"), asking("a", alone=True))
+
+
+def test_that_worker_is_one_which_has_the_prompt() -> None:
+    made = master("prefill", "decode", "decode", "prefill_decode", "prefill_decode")
+    for name in ("d2", "p4"):
+        hear(made, name, BlockStored(list(PROMPT)))
+    chosen = {place(made, asking(str(n), alone=True)).decode.instance_id for n in range(2)}
+    assert chosen <= {"d2", "p4"}

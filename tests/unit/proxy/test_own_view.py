@@ -61,7 +61,9 @@ def test_a_picture_goes_to_another_encoder_than_the_one_that_failed_it() -> None
 async def test_plans_heed_what_has_failed_their_request() -> None:
     fleet = Fleet.from_urls("", "http://p0,http://p1", "http://d0,http://d1")
     admission: Any = None
-    need: Any = SimpleNamespace(max_tokens=4, wanted_model=None, pooling=False, items=())
+    need: Any = SimpleNamespace(
+        max_tokens=4, wanted_model=None, pooling=False, alone=False, items=()
+    )
     state: Any = Tries(deadline=time.monotonic() + 10, avoid=[fleet.prefill[1], fleet.decode[0]])
     for _ in range(TURNS):
         plan = await OwnView(fleet, admission).place(state, need)
@@ -79,7 +81,9 @@ def test_a_worker_that_does_it_all_encodes_what_no_encoder_makes_for_it(
     for worker in fleet.decode:
         worker.does_all, worker.ec_compatibility = True, kind
     items = [MediaNeed(name, 0, 1, 1) for name in ("a", "b")]
-    need: Any = SimpleNamespace(max_tokens=4, wanted_model=None, pooling=False, items=items)
+    need: Any = SimpleNamespace(
+        max_tokens=4, wanted_model=None, pooling=False, alone=False, items=items
+    )
     plan = by_load_of(fleet, need, [fleet.decode[0]])
     assert plan.decode is fleet.decode[1]
     assert plan.encoders == (dict.fromkeys("ab", plan.decode) if there else {})

@@ -21,7 +21,7 @@ from protocol.types import GenerateRequest, MMItem
 from proxy.fleet.fleet import NoWorker
 from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.placement.by_master import MasterPlanner
-from proxy.placement.planner import ModelNames
+from proxy.placement.planner import ItemEnd, ModelNames
 from proxy.tokens.pipeline import PipelineModel
 from tests.support.scripted_master import Answer, Master, over, placed_by, taken
 from tests.support.scripted_workers import (
@@ -174,7 +174,7 @@ async def test_a_master_hears_only_of_requests_that_it_may_have_placed() -> None
         assert await taken(pipeline, asking("placed there")) == {0: TOKENS}
         link.failed(link.url, InternalError("away"))
         assert await taken(pipeline, asking("placed here")) == {0: TOKENS}
-        planner.stage_over("placed here", "encode", 0.1, "a" * 64)
+        planner.encoded("placed here", ItemEnd("a" * 64, 0.1, as_planned=True))
         link.heard(link.url)
         # It may have placed this one before it broke.
         assert await taken(pipeline, asking("answered badly")) == {0: TOKENS}
