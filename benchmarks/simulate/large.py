@@ -30,7 +30,7 @@ _SEED = 11
 
 
 @dataclass(frozen=True)
-class Line:
+class FleetRun:
     """A policy's run. `cpu_s`: processor seconds, of workers and master together."""
 
     contender: Contender
@@ -40,7 +40,7 @@ class Line:
 
 def study(
     trace: str, profile: Profile, workers: int, load: float, policies: Sequence[str]
-) -> list[Line]:
+) -> list[FleetRun]:
     """Ours, told of objectives and not, and the peers among `policies`."""
     small = Bench(case(trace, profile, _SMALL), profile)
     fleets = [Contender("least_loaded", shape) for shape in small.case.shapes]
@@ -55,7 +55,7 @@ def study(
     for contender in contenders:
         begun = time.process_time()
         outcome = large.run(contender, _SEED, pace, whole=True)
-        lines.append(Line(contender, outcome, time.process_time() - begun))
+        lines.append(FleetRun(contender, outcome, time.process_time() - begun))
         print(f"{contender.name}: {outcome.attained:.1%}", file=sys.stderr, flush=True)
     return lines
 
@@ -67,7 +67,7 @@ def scaled(shape: Shape, workers: int) -> Shape:
     return Shape(encode, prefill, workers - encode - prefill)
 
 
-def table(lines: Sequence[Line]) -> str:
+def table(lines: Sequence[FleetRun]) -> str:
     """Markdown."""
     text = [
         "| policy | within both objectives | TTFT p50 / p99, ms | TPOT p50 / p99, ms | KV hits "
@@ -84,7 +84,7 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(text)
 
 
-def rows(trace: str, lines: Sequence[Line]) -> list[Row]:
+def rows(trace: str, lines: Sequence[FleetRun]) -> list[Row]:
     """Ours beside the peer that is best in that figure."""
     ours = [line.outcome for line in lines if line.contender.policy == OURS]
     peers = [line.outcome for line in lines if line.contender.policy != OURS]

@@ -32,14 +32,14 @@ _TUNING, _SEEDS = 1, range(11, 21)
 
 
 @dataclass(frozen=True)
-class Line:
+class LaggedLoads:
     """A policy on its fleet: sustained goodput in requests/s, by lag."""
 
     contender: Contender
     goodput: tuple[float, ...]
 
 
-def study(trace: str, profile: Profile, workers: int, seeds: Sequence[int]) -> list[Line]:
+def study(trace: str, profile: Profile, workers: int, seeds: Sequence[int]) -> list[LaggedLoads]:
     """Ours, told of objectives and not, and the peers."""
     entries = [partial(Contender, OURS, kind="told", tells=True)]
     entries += [partial(Contender, name) for name in (OURS, *_PEERS)]
@@ -54,12 +54,12 @@ def study(trace: str, profile: Profile, workers: int, seeds: Sequence[int]) -> l
             bench = Bench(fresh.case, lagging)
             loads = [bench.sustained(best, seed, start) for seed in seeds]
             found.append(float(np.exp(np.mean(np.log(loads)))))
-        lines.append(Line(best, tuple(found)))
+        lines.append(LaggedLoads(best, tuple(found)))
         print(f"{trace} {best.name} {best.shape} {found}", file=sys.stderr, flush=True)
     return lines
 
 
-def table(trace: str, lines: Sequence[Line]) -> str:
+def table(trace: str, lines: Sequence[LaggedLoads]) -> str:
     """Markdown."""
     heads = [f"{h:g} s, {e:g} s" for h, e in LAGS]
     text = [
@@ -74,7 +74,7 @@ def table(trace: str, lines: Sequence[Line]) -> str:
     return "\n".join(text)
 
 
-def rows(trace: str, lines: Sequence[Line]) -> list[Row]:
+def rows(trace: str, lines: Sequence[LaggedLoads]) -> list[Row]:
     """Ours, told, beside the best peer at each lag."""
     (ours,) = (line for line in lines if line.contender.tells)
     peers = [line for line in lines if line.contender.policy != OURS]

@@ -22,9 +22,9 @@ def test_a_large_fleet_has_the_proportions_of_a_small_one() -> None:
 
 
 def test_a_large_fleet_that_loses_to_a_peer_says_so() -> None:
-    def line(policy: str, attained: float, ttft: float, *, tells: bool = False) -> large.Line:
+    def line(policy: str, attained: float, ttft: float, *, tells: bool = False) -> large.FleetRun:
         outcome = replace(OUTCOME, attained=attained, ttft_p99=ttft)
-        return large.Line(Contender(policy, ONE, tells=tells), outcome, 1.0)
+        return large.FleetRun(Contender(policy, ONE, tells=tells), outcome, 1.0)
 
     lines = [line("cost", 0.90, 800), line("kv", 0.97, 600), line("cost", 0.96, 700, tells=True)]
     share, untold, told = large.rows("chat", lines)
@@ -36,9 +36,9 @@ def test_a_large_fleet_that_loses_to_a_peer_says_so() -> None:
 def test_a_lag_at_which_a_peer_is_better_does_not_hold() -> None:
     loads = (5.0,) * len(stale.LAGS)
     lines = [
-        stale.Line(Contender("cost", ONE, tells=True, kind="told"), loads),
-        stale.Line(Contender("cost", ONE), (9.0,) * len(stale.LAGS)),
-        stale.Line(Contender("kv", ONE), (4.0, 6.0, *loads[2:])),
+        stale.LaggedLoads(Contender("cost", ONE, tells=True, kind="told"), loads),
+        stale.LaggedLoads(Contender("cost", ONE), (9.0,) * len(stale.LAGS)),
+        stale.LaggedLoads(Contender("kv", ONE), (4.0, 6.0, *loads[2:])),
     ]
     assert [row.holds for row in stale.rows("chat", lines)] == [True, False, True, True, True, True]
     assert "| kv | 0E1P1D | 4.00 | 6.00 |" in stale.table("chat", lines)
