@@ -157,15 +157,15 @@ class EncodeStage:
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
     def _first(self, item: MMItem, plan: Plan) -> Instance | None:
-        """The encoder to be asked first; a flight that is under way decides. One that drains still
-        hands out what it has."""
+        """The encoder to be asked first: that of a flight under way, the planned one, or the one
+        that has had the item, which it still hands out while it drains."""
         key, place = _key(item, plan), plan.encoders.get(item.mm_hash)
         flight, fleet = self._flights.get(key), self.dispatch.fleet
         if flight is not None and flight.worker is not None:
             return flight.worker
         known = self._known.get(key)
         if place is None and known is not None:
-            place = next((i for i in fleet.encode if i.draining and i.url == known), None)
+            place = next((i for i in fleet.encode if i.url == known), None)
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:

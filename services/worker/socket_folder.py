@@ -14,7 +14,7 @@ _LONGEST = 107  # characters of a socket's name, as Linux takes it
 def socket_folder(temporary: Path) -> OwnedFolder:
     """A folder for the sockets between a worker and its engine, which other users cannot enter. A
     worker that is killed leaves its own until the next one starts."""
-    root = temporary / f"triptych-{os.getuid()}-engines"
+    root = temporary / f"triptych-{os.getuid()}"
     make_private(root, "set TMPDIR to a folder of your own")
     try:
         folder = OwnedFolder(root, "of-")

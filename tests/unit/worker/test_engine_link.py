@@ -143,7 +143,7 @@ def test_sockets_have_names_that_the_system_takes(tmp_path: Path) -> None:
 
 
 def test_sockets_are_not_made_where_another_user_may_write(tmp_path: Path) -> None:
-    root = tmp_path / f"triptych-{os.getuid()}-engines"
+    root = tmp_path / f"triptych-{os.getuid()}"
     root.mkdir()
     root.chmod(0o777)
     with pytest.raises(ConfigError, match="other users can write"):
