@@ -23,6 +23,7 @@ MAX_BYTES = 1 << 60
 MAX_PORT = 65535
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+_SHORT = 40  # characters that a usage line has room for
 
 Check = Callable[[Any], object]
 
@@ -44,6 +45,7 @@ class Rule:
     above: float | None = None  # a minimum that is itself too little
     below: float | None = None  # a maximum that is itself too much
     pattern: str | None = None  # regular expression of a text
+    form: str = ""  # what a text that matches `pattern` is, for the error of one that does not
     check: Check | None = None  # what remains to be checked of the value
     secret: bool = False  # its value is never shown
     # what stands between the values of a flag that may be given again, "" if it may not
@@ -56,6 +58,15 @@ class Rule:
         """Whether a number has a bound on both sides."""
         low, high = (self.minimum, self.above), (self.maximum, self.below)
         return low != (None, None) and high != (None, None)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in a usage line: the choices if they are short, else a noun."""
+        choices = "|".join(self.choices)
+        if 0 < len(choices) <= _SHORT:
+            return choices
+        noun = "name" if choices else self.unit
+        return noun.upper().replace(" OR ", "|").replace(" ", "_")
 
     def range(self) -> str:
         """The bounds in words, "" if there are none."""
@@ -182,7 +193,7 @@ def checked(source: str, value: Any, kind: Any, rule: Rule) -> Any:
     elif isinstance(result, float | int) and not rule.admits(result):
         raise ConfigError(f"{source}: {value!s} is out of range: {_wanted(kind, rule)}")
     elif rule.pattern and not re.fullmatch(rule.pattern, result):
-        raise ConfigError(f"{source}: {result!r} is not {rule.unit}")
+        raise ConfigError(f"{source}: {result!r} is not {rule.form}")
     if rule.check is not None:
         rule.check(result)
     return result

@@ -135,16 +135,17 @@ def _add_flag(
         switch = argparse.BooleanOptionalAction
         group.add_argument(*flags, dest=name, action=switch, help=text)
     else:
-        metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
         action = "append" if rule.between else "store"
-        group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
+        group.add_argument(*flags, dest=name, help=text, metavar=rule.metavar, action=action)
 
 
 def _facts(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:
-    """Unit and range, the default and the variable."""
+    """Unit and range, or the choices; the default and the variable."""
     default = str(field.default)
     default = default.lower() if isinstance(field.default, bool) else default
     facts = [f"{rule.unit} {rule.range()}".strip()] if rule.range() else []
+    if "|".join(rule.choices) not in ("", rule.metavar):
+        facts.append(f"one of {', '.join(rule.choices)}")
     facts.append(f"default {default or 'empty'}")
     facts.append(" or ".join(_variables(name, rule)))
     return "; ".join(facts)

@@ -158,8 +158,9 @@ class MasterConfig(
     redis_namespace: str = option(
         "default",
         "Name of the fleet in Redis: letters, digits, '.', '_' and '-', at most 64.",
-        "a name of letters, digits, '.', '_' and '-'",
+        "name",
         pattern=r"[A-Za-z0-9._-]{1,64}",
+        form="a name of at most 64 letters, digits, '.', '_' and '-'",
     )
     replica_sync: bool = option(
         True,

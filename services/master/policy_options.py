@@ -24,6 +24,7 @@ class PolicyOptions:
         " name of one that an installed package brings, or a class of your own as module:Class.",
         "policy",
         pattern=r"[\w-]+|[\w.]+:\w+",
+        form="the name of a policy or module:Class",
         flags=("--router-mode",),
         section="Placement",
     )
@@ -208,7 +209,7 @@ class EstimateOptions:
     transfer_bytes_per_ms: float = option(
         1e6,
         "Transfer rate between workers that have not measured it.",
-        "bytes per millisecond",
+        "bytes/ms",
         minimum=1e-3,
         maximum=1e15,
     )

@@ -69,8 +69,9 @@ class EngineOptions:
     device: str = option(
         "auto",
         "Device of the model: auto, cpu, cuda or cuda:N. auto: a GPU if there is one.",
-        "one of auto, cpu, cuda, cuda:N",
+        "device",
         pattern=_DEVICE,
+        form="auto, cpu, cuda or cuda:N",
     )
     kv_cache_dtype: str = option(
         "auto",

@@ -96,6 +96,7 @@ class ServeConfig:
         "name",
         env="DEVICE_AFFINITY_ENV",
         pattern=r"[A-Za-z_][A-Za-z0-9_]*|",
+        form="the name of an environment variable",
     )
     gpu_memory_e: float = _share(0.1, "encode", "GPU_MEMORY_UTILIZATION_E")
     gpu_memory_p: float = _share(0.4, "prefill", "GPU_MEMORY_UTILIZATION_P")

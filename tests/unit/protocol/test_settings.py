@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -65,6 +66,19 @@ def test_every_number_has_bounds_and_a_unit_and_every_text_says_what_it_is(
 def test_every_option_is_explained_in_a_sentence(kind: type, rule: Rule) -> None:
     assert rule.help.endswith(".") and len(rule.help.split()) >= 3
     assert rule.help[0].isupper() or ": " in rule.help[:16]
+
+
+@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
+def test_a_usage_line_has_a_short_noun_or_few_choices_for_a_value(kind: type, rule: Rule) -> None:
+    if kind is not bool:
+        noun = re.fullmatch(r"[A-Za-z]+([_=|/][A-Z]+)?", rule.metavar)
+        assert len(rule.metavar) <= (16 if noun else 40), rule.metavar
+        assert noun or rule.metavar == "|".join(rule.choices)
+
+
+@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
+def test_a_pattern_has_words_for_its_error(kind: type, rule: Rule) -> None:
+    assert bool(rule.form) == (rule.pattern is not None)
 
 
 @pytest.mark.parametrize("role", ROLES)
