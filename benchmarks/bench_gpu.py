@@ -154,12 +154,14 @@ def _rows(model: Path, dtype: str, device: str, *, steps_only: bool, quick: bool
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = arguments("bench_gpu", __doc__)
-    parser.add_argument("--model", type=Path, help="its folder; by default one is made")
-    parser.add_argument("--size", choices=SIZES, default="3b", help="of the model that is made")
+    parser.add_argument("--model", type=Path, help="folder of the model; by default one is made")
+    parser.add_argument(
+        "--size", choices=SIZES, default="3b", help="size of the model that is made"
+    )
     parser.add_argument(
         "--steps-only", action="store_true", help="neither decode without graphs nor pictures"
     )
-    parser.add_argument("--device", default="cuda", help="as a worker's")
+    parser.add_argument("--device", default="cuda", help="a worker's --device")
     args = parser.parse_args(argv)
     if args.device != "cpu" and not torch.cuda.is_available():
         print("no CUDA device: nothing is measured")

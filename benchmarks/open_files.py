@@ -169,7 +169,7 @@ def rows_of(dialect: str, count: int) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row does not hold."""
     parser = arguments("open_files", __doc__)
-    parser.add_argument("--streams", type=int, default=0, help="5000, 1500 with --quick")
+    parser.add_argument("--streams", type=int, default=0, help="open streams (5000; --quick: 1500)")
     args = parser.parse_args(argv)
     raise_limit()
     print(hardware(("aiohttp", "uvloop"), 0), flush=True)

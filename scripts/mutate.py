@@ -167,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("targets", nargs="+", help="packages or files of the code to change")
     parser.add_argument("--sample", type=int, default=20, help="mutants of each target")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which to stop")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds more than tests take")
     parser.add_argument(

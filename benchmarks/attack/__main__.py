@@ -138,9 +138,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("attack", __doc__)
-    parser.add_argument("--seconds", type=float, default=WHOLE_S, help="of each attack")
-    parser.add_argument("--tenant-share", type=float, default=0.5, help="flag of the proxy")
-    parser.add_argument("--only", choices=[*ATTACKS], action="append", help="this attack; several")
+    parser.add_argument("--seconds", type=float, default=WHOLE_S, help="seconds of each attack")
+    parser.add_argument(
+        "--tenant-share", type=float, default=0.5, help="the proxy's --tenant-share"
+    )
+    parser.add_argument(
+        "--only",
+        choices=[*ATTACKS],
+        action="append",
+        help="run only this attack; may be given again",
+    )
     return parser.parse_args(argv)
 
 

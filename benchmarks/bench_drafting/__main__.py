@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("bench_drafting", __doc__)
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    parser.add_argument("--rounds", type=int, default=0, help="of each load; 0: 5, or 1 if quick")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of each load (5; --quick: 1)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's default")
     return parser.parse_args(argv)
 

@@ -90,13 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("bench_engine", __doc__)
-    parser.add_argument("--vllm", type=Path, help="vLLM's program; left out without one")
+    parser.add_argument(
+        "--vllm", type=Path, help="vLLM's program; without it, no row has that peer"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--only", default="", help="contenders, comma-separated; empty: all")
     parser.add_argument(
         "--loads", default="", help="parts of names of loads, separated by semicolons; empty: all"
     )
-    parser.add_argument("--no-mixed", action="store_true", help="leave pictures that arrive out")
+    parser.add_argument(
+        "--no-mixed", action="store_true", help="no load in which pictures arrive during decode"
+    )
     return parser.parse_args(argv)
 
 

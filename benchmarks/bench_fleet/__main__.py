@@ -11,7 +11,8 @@ each. It is fair since workers, requests and their times are the same for all, e
 with empty caches, has a minute at a low rate to fill them, and then all rates one after the other,
 the caches kept, and each proxy runs with what its documentation says. `--cache-pictures` is how
 many of the 600 an encoder has room for: it decides what choosing encoders by content is worth.
-`--quick` shows that it works; its figures are of seconds, and no bar is judged by them.
+A whole run takes nine minutes a contender, half an hour in all. `--quick` takes a minute and shows
+that the benchmark works; it offers each rate for seconds, and no bar is judged by its figures.
 """
 
 from __future__ import annotations
@@ -87,12 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("bench_fleet", __doc__)
-    parser.add_argument("--peer", type=Path, help="vllm-router's program; left out without one")
+    parser.add_argument(
+        "--peer", type=Path, help="vllm-router's program; without it, no row has that peer"
+    )
     parser.add_argument("--rates", default="", help="requests/s to offer, comma-separated")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of each rate")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="seconds for which each rate is offered"
+    )
     parser.add_argument("--cache-pictures", type=int, default=CACHE_PICTURES,
                         help="pictures that an encoder's cache has room for")  # fmt: skip
-    parser.add_argument("--only", default="", help="contenders whose name has this in it")
+    parser.add_argument("--only", default="", help="run only contenders with this in their name")
     given = parser.parse_args(argv)
     given.rates = given.rates or (QUICK_RATES if given.quick else RATES)
     given.seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)

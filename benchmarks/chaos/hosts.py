@@ -157,7 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row does not hold."""
     parser = arguments("chaos.hosts", __doc__)
     parser.add_argument("--transport", choices=("nixl", "ucx"), default="ucx")
-    parser.add_argument("--lists", action="store_true", help="no master: proxies have lists")
+    parser.add_argument(
+        "--lists", action="store_true", help="no master: proxies have lists of workers"
+    )
     args = parser.parse_args(argv)
     if os.geteuid():
         parser.error("network namespaces need root")

@@ -65,7 +65,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("check_plan", __doc__)
     parser.add_argument("--only", default="", help="words of the fleets to run, as 0E1P2D chat")
     parser.add_argument("--loads", type=_shares, help="shares of the sustained load (0.8,1,1.2)")
-    parser.add_argument("--seconds", type=float, default=0.0, help=f"measured ({SECONDS:g})")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help=f"seconds measured at each load ({SECONDS:g})"
+    )
     parser.add_argument("--sustained", type=float, default=0.0,
                         help="requests/s at a load of 1; 0: what the planner says")  # fmt: skip
     args = parser.parse_args(argv)

@@ -61,8 +61,8 @@ def arguments(name: str, about: str | None) -> argparse.ArgumentParser:
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="within a minute")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--quick", action="store_true", help="a short run, of about a minute")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
     return parser
 
 

@@ -127,9 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("fuzz", __doc__)
-    parser.add_argument("--requests", type=int, default=0, help=f"{REQUESTS}, {QUICK} with --quick")
-    parser.add_argument("--seed", type=int, default=1, help="another one for other requests")
-    parser.add_argument("--only", type=int, help="send what has this number alone")
+    parser.add_argument(
+        "--requests", type=int, default=0, help=f"how many ({REQUESTS}; --quick: {QUICK})"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the requests")
+    parser.add_argument("--only", type=int, help="send only the request with this number")
     return parser.parse_args(argv)
 
 

@@ -50,7 +50,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--base-url", help="instead of --host and --port")
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8000)
-    group.add_argument("--endpoint", help="path; by default the backend's")
+    group.add_argument("--endpoint", help="path of requests; by default the backend's")
     group.add_argument("--header", nargs="*", metavar="KEY=VALUE", help="sent with every request")
     group.add_argument("--model", help="by default the first of /v1/models")
     group.add_argument("--served-model-name", help="the model's name in requests, if another")
@@ -70,7 +70,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--num-prompts", type=int, default=1000)
-    group.add_argument("--num-warmups", type=int, default=0, help="requests before, not measured")
+    group.add_argument(
+        "--num-warmups", type=int, default=0, help="requests sent first, not measured"
+    )
     group.add_argument("--seed", type=int, default=0)
     group.add_argument(
         "--request-rate", type=float, default=float("inf"), help="requests/s; inf: all at once"
@@ -112,7 +114,9 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 
 def _add_random(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("random and random-mm")
-    group.add_argument("--random-input-len", type=int, default=1024, help="tokens, template aside")
+    group.add_argument(
+        "--random-input-len", type=int, default=1024, help="tokens of a prompt without the template"
+    )
     group.add_argument("--random-output-len", type=int, default=128)
     group.add_argument(
         "--random-range-ratio",
@@ -120,7 +124,9 @@ def _add_random(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="lengths are uniform in [length * (1 - ratio), length * (1 + ratio)]",
     )
-    group.add_argument("--random-prefix-len", type=int, default=0, help="tokens all prompts share")
+    group.add_argument(
+        "--random-prefix-len", type=int, default=0, help="tokens that all prompts share"
+    )
     group.add_argument("--random-mm-base-items-per-request", type=int, default=1)
     group.add_argument(
         "--random-mm-num-mm-items-range-ratio",
@@ -166,7 +172,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--percentile-metrics", default=",".join(METRICS))
     group.add_argument("--metric-percentiles", default="99")
     group.add_argument("--disable-tqdm", action="store_true")
-    group.add_argument("--label", help="of the result; by default the backend")
+    group.add_argument("--label", help="name of the result; by default the backend")
     group.add_argument("--metadata", nargs="*", metavar="KEY=VALUE", help="saved with the result")
     group.add_argument("--save-result", action="store_true", help="write the result as JSON")
     group.add_argument("--save-detailed", action="store_true", help="with values per request")

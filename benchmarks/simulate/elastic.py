@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=8, help="workers of each fleet (8)")
     parser.add_argument("--pace", type=float, default=5.0, help="requests/s (5)")
     parser.add_argument("--length", type=float, default=0.0, help="seconds of a day (1800)")
-    parser.add_argument("--seed", type=int, default=11, help="of the day (11)")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the day's arrivals (11)")
     args = parser.parse_args(argv)
     length = args.length or (600.0 if args.quick else 1800.0)
     profile = replace(calibrated(), prefill_blocks=Profile.decode_blocks, max_running=_MAX_RUNNING)

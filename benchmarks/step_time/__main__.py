@@ -107,10 +107,12 @@ def host_row(queue: Queue, ours: float, peer: float) -> Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = arguments("step_time", __doc__)
-    parser.add_argument("--model", type=Path, default=Path("models/demo"), help="its folder")
-    parser.add_argument("--dtype", default="auto", help="as a worker's")
-    parser.add_argument("--device", default="auto", help="as a worker's")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="as a worker's")
+    parser.add_argument(
+        "--model", type=Path, default=Path("models/demo"), help="folder of the model"
+    )
+    parser.add_argument("--dtype", default="auto", help="a worker's --dtype")
+    parser.add_argument("--device", default="auto", help="a worker's --device")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="a worker's --kv-cache-dtype")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's default")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--svg", type=Path, help="plot here (needs the extra 'bench')")
