@@ -57,7 +57,7 @@ class _Handshake:
     """A question to the instance at an address, and what has come of it."""
 
     query: int  # number of the question, which its answer repeats
-    life: int | None  # of the connection that it was begun on
+    connection: int | None  # number of the connection that it was begun on
     region: str  # memory of the peer that is to be read
     deadline: float  # of the monotonic clock
     producer: str | None = None  # instance that answered, None until it has
@@ -136,7 +136,7 @@ class Peers:
 
     def _interrupted(self, address: Address, key: tuple[Address, str]) -> bool:
         """Whether another process may be there by now."""
-        return self._client.life(address) != self._handshakes[key].life
+        return self._client.connection_number(address) != self._handshakes[key].connection
 
     def known(self, region: str) -> list[Address]:
         """Those whose region has been asked for."""
@@ -154,7 +154,7 @@ class Peers:
         sent = self._client.send(address, hello)
         deadline = time.monotonic() + self._timeout
         # Only sending makes a connection, so it is looked at afterwards.
-        handshake = _Handshake(query, self._client.life(address), region, deadline)
+        handshake = _Handshake(query, self._client.connection_number(address), region, deadline)
         if not sent:
             handshake.error = TransferError(
                 f"the side channel cannot send to {address[0]}:{address[1]}"

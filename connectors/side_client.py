@@ -31,7 +31,7 @@ class SideClient:
         """With `curve`, of producers of the fleet alone."""
         self._curve = curve
         self._refusals = Refusals()
-        self._lives = itertools.count()
+        self._numbers = itertools.count()
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
         self._connections: dict[Address, Connection] = {}
@@ -58,7 +58,7 @@ class SideClient:
         return True
 
     def _connect(self, peer: Address) -> Connection:
-        connection = self._connections[peer] = Connection(*peer, self._lives, self._curve)
+        connection = self._connections[peer] = Connection(*peer, self._numbers, self._curve)
         return connection
 
     def poll(self) -> None:
@@ -89,11 +89,11 @@ class SideClient:
         connection = self._connections.get(peer)
         return connection is not None and connection.broken_since is not None
 
-    def life(self, peer: Address) -> int | None:
+    def connection_number(self, peer: Address) -> int | None:
         """A number that changes with every loss of the connection: what was said before it did is
         forgotten by the peer. None without a connection."""
         connection = self._connections.get(peer)
-        return None if connection is None else connection.life
+        return None if connection is None else connection.number
 
     def gone(self) -> list[Address]:
         """Peers whose connection has been broken for more than `_BROKEN_S`."""

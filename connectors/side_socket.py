@@ -62,12 +62,12 @@ class Connection:
     """To a producer. ZMQ makes it again by itself and says nothing of it, so its events are
     watched: a peer that was lost has forgotten what it was told before.
 
-    `life` is a number of its own for as long as the connection holds, drawn from `lives`.
+    `number` is drawn from `numbers`, anew at each loss of the connection.
     `computing` is when the peer last said that it computes a step, `step_s` for how long it did.
     """
 
     def __init__(
-        self, host: str, port: int, lives: Iterator[int], curve: Curve | None = None
+        self, host: str, port: int, numbers: Iterator[int], curve: Curve | None = None
     ) -> None:
         """With `curve`, to a producer of the fleet alone. `zmq.ZMQError` or `UnicodeError` if
         `host` is no address."""
@@ -82,8 +82,8 @@ class Connection:
         self.broken_since: float | None = None
         self.computing = -math.inf
         self.step_s = 0.0
-        self._lives = lives
-        self.life = next(lives)
+        self._numbers = numbers
+        self.number = next(numbers)
         # Before `connect`, so that no event is missed.
         self._monitor = self.socket.get_monitor_socket(_MADE | _LOST)
         try:
@@ -107,7 +107,7 @@ class Connection:
             self.broken_since = None
             return
         # At the loss, not when the connection is back: what is sent in between is for the new one.
-        self.life = next(self._lives)
+        self.number = next(self._numbers)
         # Each further attempt that fails is an event as well: the first one counts.
         if self.broken_since is None:
             self.broken_since = time.monotonic()

@@ -42,7 +42,7 @@ class ArenaLoad(ECLoad):
     held: bool | None = None
     # producers that answered that they do not hold it
     lost: set[Address] = field(default_factory=set)
-    # producers that were asked → life of the connection then
+    # producers that were asked → number of the connection then
     _asked: dict[Address, int | None] = field(default_factory=dict)
     _told: Told | None = None  # where the entry lies, once a producer has granted it
     _transfer: Transfer | None = None  # the read in progress
@@ -116,7 +116,7 @@ class ArenaLoad(ECLoad):
             return self._watch(address)
         if self.reader.ready(address) is not None:
             # Noted before it is sent: our own store answers within `send`.
-            self._asked[address] = self.reader.life(address)
+            self._asked[address] = self.reader.connection_number(address)
             self.lost.discard(address)
             wait_s = max(0.0, self._deadline - time.monotonic())
             self.reader.send(address, ECWant(self.query, self.mm_hash, wait_s))
@@ -124,7 +124,7 @@ class ArenaLoad(ECLoad):
 
     def _watch(self, address: Address) -> None:
         """Raise if a producer is gone, or was for a moment: it knows of no grant any more."""
-        if self.reader.life(address) != self._asked.get(address):
+        if self.reader.connection_number(address) != self._asked.get(address):
             self.reader.check(address)
             raise TransferError(f"the encoder that held EC entry {self.mm_hash[:16]} has ended")
 

@@ -30,7 +30,7 @@ class LoadOwner(Protocol):
     def ready(self, address: Address) -> str | None:
         """The instance at an address once it can be read."""
 
-    def life(self, address: Address) -> int | None:
+    def connection_number(self, address: Address) -> int | None:
         """Which connection to an address this is."""
 
     def check(self, address: Address) -> None:

@@ -94,9 +94,9 @@ class ECReader:
             return self.node.instance_id
         return self.node.peers.ready(address, REGION)
 
-    def life(self, address: Address) -> int | None:
-        """As of `SideClient.life`."""
-        return 0 if self.is_own(address) else self.node.client.life(address)
+    def connection_number(self, address: Address) -> int | None:
+        """As of `SideClient.connection_number`."""
+        return 0 if self.is_own(address) else self.node.client.connection_number(address)
 
     def check(self, address: Address) -> None:
         """Give up what is known of a producer if there is no connection to it."""

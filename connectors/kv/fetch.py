@@ -64,7 +64,7 @@ class Fetch(KVLoad):
         self._ready: list[int] = []
         self._copies = Copies(consumer.transport, consumer.options.block_bytes)
         self._end: KVEnd | None = None
-        self._life: int | None = None
+        self._connection: int | None = None
         self._confirmed: float | None = None
         self._error: TransferError | None = None
         self._over = False
@@ -185,7 +185,7 @@ class Fetch(KVLoad):
         want = KVWant(self.ref.request_id, self.ref.growing)
         if not self._consumer.client.send(self.address, want):
             raise TransferError(f"request {self.ref.request_id}: the producer accepts no messages")
-        self._peer, self._life = peer, self._consumer.client.life(self.address)
+        self._peer, self._connection = peer, self._consumer.client.connection_number(self.address)
 
     def _check_peer(self) -> None:
         """Notice a producer that is gone, was so for a moment, or has said nothing for too long
@@ -199,10 +199,10 @@ class Fetch(KVLoad):
         if self._confirmed is not None and self.held is None:
             silent_s = max(silent_s, now - max(self._confirmed, computing))
         if client.broken(self.address):
-            # For all that use this connection: they see by its `life` that it is gone.
+            # For all that use this connection: they see by its number that it is gone.
             self._consumer.peers.lost(self.address)
             self._error = self._error or TransferError("the producer has ended or was disconnected")
-        elif self._peer is not None and client.life(self.address) != self._life:
+        elif self._peer is not None and client.connection_number(self.address) != self._connection:
             self._error = self._error or TransferError("the connection to the producer broke")
         elif step_s > _LONGEST_STEP_S:
             self._error = self._error or TransferTimeout("the producer computes without an end")

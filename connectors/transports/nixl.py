@@ -47,7 +47,7 @@ class NixlTransport(Transport):
     name = "nixl"
 
     def __init__(self, instance_id: str, read_timeout_s: float = 20.0) -> None:
-        # A name of its own for each life: NIXL refuses a known agent that has another address.
+        # A new name at each start: NIXL refuses a known agent that has another address.
         self._agent: Agent | None = Agent(f"{instance_id}/{uuid.uuid4().hex[:8]}")
         self._read_timeout = read_timeout_s
         self._regions: dict[str, _Region] = {}

@@ -121,7 +121,7 @@ class ShmTransport(Transport):
 
     def __init__(self, folder: Path, instance_id: str) -> None:
         self.folder = folder
-        # A name for each life: who had mapped a former one must notice that it has ended.
+        # A new name at each start: a consumer of the former one must notice that it has ended.
         self._owner = f"{instance_id}-{uuid.uuid4().hex[:8]}"
         self._budget = MemoryBudget()
         self._regions: dict[str, _Region] = {}

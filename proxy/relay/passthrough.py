@@ -224,8 +224,8 @@ def _failed(path: str, error: TriptychError) -> bytes:
 
 
 def relayed() -> APIRouter:
-    """The relayed routes as the documentation shows them. The edge answers them before they could
-    come here, unless their path is spelled in another way."""
+    """The relayed routes as the documentation shows them. The relay's server answers requests
+    for them before they could come here, unless their path is spelled in another way."""
     routes = APIRouter()
 
     @routes.post(CHAT_PATH)

@@ -1,4 +1,4 @@
-"""A uvicorn server whose connections begin at the edge."""
+"""A uvicorn server that hands each connection to the relay's own HTTP parser first."""
 
 from __future__ import annotations
 

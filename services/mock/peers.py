@@ -28,8 +28,8 @@ _MARGIN_S = 5.0  # beyond what a peer may let a question wait
 
 
 class KVQuestion(msgspec.Struct, omit_defaults=True):
-    """`instance_id` is the life of the producer that made the handle; `wait_s` how long it may
-    wait for KV that is being computed."""
+    """`instance_id` names the producer that made the handle, a new name at each of its starts;
+    `wait_s` is how long it may wait for KV that is being computed."""
 
     request_id: str
     instance_id: str

@@ -63,7 +63,7 @@ class Worker:
     engine: EngineClient  # another process
     frontend: Frontend  # renders requests and reads tokens
     metrics: WorkerMetrics  # what /metrics shows
-    # New at each start: another life is another worker.
+    # New at each start: a worker that has restarted is another instance.
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     draining: bool = False  # takes no more requests
     drained_by_master: bool = False  # may be taken back by a master

@@ -36,7 +36,7 @@ class FleetListener:
 
 @dataclass
 class Changelog:
-    """Versions count changes; a cursor is the version and which life of the master counted it.
+    """Versions count changes; a cursor is the version and which start of the master counted it.
     `retired`: of the departures that are remembered, those on purpose.
 
     `changed` is called for each. Callers that ask for changes from before the oldest departure

@@ -33,7 +33,7 @@ class Charge:
     blocks: float = 0.0  # of KV
     open: bool = True  # it has not been released
     shown: bool = False  # a report was to show it
-    life: int = 0  # which of the row's workers it was counted on: a row is used again
+    occupant: int = 0  # which of the row's workers it was counted on: a row is used again
     encode_ms: float = 0.0  # of a prefill's work, what encoding its media there takes
     awaits: int = 0  # stages of the request that have to end elsewhere before this can begin
     haste: float = 0.0  # decode steps per ms that its objective asks for, 0 for no objective
@@ -42,7 +42,7 @@ class Charge:
     @property
     def live(self) -> bool:
         """Not released, and the worker it was counted on is still there."""
-        return self.open and self.pool.lives[self.row] == self.life
+        return self.open and self.pool.occupants[self.row] == self.occupant
 
 
 class Pool(WorkerRows):
@@ -80,7 +80,7 @@ class Pool(WorkerRows):
         to.least_free[new] = to._least_free(int(to.total_blocks[new]))
         for charge in self._open[row]:
             if charge.live:
-                charge.pool, charge.row, charge.life = to, new, to.lives[new]
+                charge.pool, charge.row, charge.occupant = to, new, to.occupants[new]
                 to.haste[new] = max(to.haste[new], charge.haste)
                 to._open[new].append(charge)
                 to._note(charge)
@@ -183,7 +183,7 @@ class Pool(WorkerRows):
     def charge(self, charge: Charge, now_ms: float) -> None:
         """Count a placed request at once."""
         row, cells = charge.row, self.cells
-        charge.life = self.lives[row]
+        charge.occupant = self.occupants[row]
         cells.busy_until[row] = max(cells.busy_until[row], now_ms) + charge.work_ms
         cells.requests[row] += 1.0
         cells.queued_tokens[row] += charge.tokens

@@ -218,8 +218,8 @@ class Registry:
         return [instance.info.instance_id for instance in gone]
 
     def apply(self, instance_id: str, generation: str, batch: EventBatch, source: int = 0) -> bool:
-        """Cache events of a worker's `source`, by its place in `events`; False if that life of the
-        worker is not registered."""
+        """Cache events of a worker's `source`, by its place in `events`; False if the worker is
+        not registered in that generation."""
         instance = self._in_generation(instance_id, generation)
         if instance is None:
             return False

@@ -84,12 +84,12 @@ def _check_roles(info: InstanceInfo) -> None:
 
 def check_newer(info: InstanceInfo, since: float, known: Iterable[Instance]) -> None:
     """One process answers at a URL. What is told of it, there `since` then (ms), may come late, or
-    be said again by a master that has not heard of the end of that life."""
+    be repeated by a master that has not heard that the worker has restarted since."""
     for other in known:
         if other.info.url == info.url and other.since > since:
             raise InvalidRequest(
                 "stale generation: the worker has restarted since this message was sent",
-                code="older_life",
+                code="stale_generation",
             )
 
 

@@ -21,7 +21,7 @@ class WorkerRows(PricedColumns):
         super().__init__(kind, config)
         self._free: list[int] = []
         self.ids: list[str] = []  # of the workers, "" for a row that is not used
-        self.lives: list[int] = []  # how many workers each row has had
+        self.occupants: list[int] = []  # how many workers each row has had
         self.kv_kinds: list[str] = []  # compatibility of their KV, "" if they do not say
         self.ec_kinds: list[str] = []  # and of their embeddings
         self.kinds_of_kv: frozenset[str] = frozenset()
@@ -78,13 +78,13 @@ class WorkerRows(PricedColumns):
         self.slots = np.append(self.slots, np.zeros(count, np.intp))
         self.stays = np.append(self.stays, np.zeros(count, np.bool_))
         self.ids += [""] * count
-        self.lives += [0] * count
+        self.occupants += [0] * count
         self.kv_kinds += [""] * count
         self.ec_kinds += [""] * count
 
     def remove(self, row: int) -> None:
         """The worker of a row is gone."""
-        self.lives[row] += 1  # charges of the worker that was here do not count any more
+        self.occupants[row] += 1  # charges of the worker that was here do not count any more
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""

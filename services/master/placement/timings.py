@@ -97,7 +97,7 @@ def decode_ends(held: Reservation, now_ms: float) -> None:
     charge, since = held.decode, held.decoding_since
     held.decoding_since = None
     # Not `live`: a charge that a report has closed as lost still counts among the decodes.
-    if charge is None or since is None or charge.pool.lives[charge.row] != charge.life:
+    if charge is None or since is None or charge.pool.occupants[charge.row] != charge.occupant:
         return
     at = _at(held.fleet, charge)
     if at.learner is not None:

@@ -87,7 +87,7 @@ def keep(replicator: Replicator, info: InstanceInfo, now: float) -> None:
     """An orphan answers for itself: renew its lease, here and where masters that start look."""
     known = replicator.master.registry.instances.get(info.instance_id)
     home = replicator.homes.elsewhere.get(info.instance_id)
-    # While it was asked it may have left, come here, or restarted: another life was not asked.
+    # While it was asked it may have left, come here, or restarted: a new process was not asked.
     if known is None or home is None or known.info.generation != info.generation:
         return
     replicator.master.registry.touch(info.instance_id, now * 1e3, replicator.master.config.lease)

@@ -97,7 +97,7 @@ class Receiver:
                 # The same winner on every master.
                 registry.deregister(InstanceName(name, failed=True))
             registry.register(info, now * 1e3, lease_s)
-            # As old as its life, not as this master's knowledge of it: `check_newer` compares that.
+            # As old as its process, not as what this master knows: `check_newer` compares that.
             registry.instances[name].since = since
         elif self.homes.speaks_to_us(name, now):
             lease_s = 0.0  # its own word is newer than what another master says of it

@@ -146,10 +146,10 @@ def test_a_stopped_process_is_noticed_and_is_back_once_it_goes_on() -> None:
         assert process.stdout is not None
         peer = ("127.0.0.1", int(process.stdout.readline()))
         assert client.send(peer, Heartbeat([]))
-        life = client.life(peer)
+        number = client.connection_number(peer)
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: client.broken(peer), client.poll)
-        assert client.life(peer) != life
+        assert client.connection_number(peer) != number
         os.kill(process.pid, signal.SIGCONT)
         until(lambda: not client.broken(peer), client.poll)
     finally:

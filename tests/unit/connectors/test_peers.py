@@ -32,7 +32,7 @@ class Client:
         self.sent.append((address, message))
         return self.sends
 
-    def life(self, address: Address) -> int:
+    def connection_number(self, address: Address) -> int:
         return 1
 
     def broken(self, address: Address) -> bool:

@@ -52,7 +52,7 @@ def test_a_life_that_is_over_does_not_replace_the_one_that_speaks_to_us() -> Non
         for node in (a, c):
             node.replicator.receiver.hear_all("b", again, node.now)
             assert lives(node) == [(new.instance_id, new.generation)]
-            assert node.replicator.counts["refused_older_life"] >= 1
+            assert node.replicator.counts["refused_stale_generation"] >= 1
         fleet.deliver()
         b.replicator.receiver.hear_all("a", a.replicator.own(a.now), b.now)
         assert lives(b) == lives(a), "who does not know better yet learns of it"

@@ -52,7 +52,7 @@ def test_a_refusal_alone_leaves_no_connection(link: Link) -> None:
         fetch = reader.kv.fetch(ref, 1)
         with pytest.raises(IncompatiblePeer):
             link.until(fetch.poll, link.producer, reader)
-        assert reader.node.client.life((ref.host, ref.port)) is None
+        assert reader.node.client.connection_number((ref.host, ref.port)) is None
         fetch.cancel()
     finally:
         reader.close()
