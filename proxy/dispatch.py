@@ -162,9 +162,10 @@ class Dispatch:
         tries.in_a_row += 1
         if not self._worth_it(tries, error):
             if error.status >= 500 and not isinstance(error, Unavailable):
-                logger.warning("%s: %s", tries.request_id, error)  # the client is told less
+                # The client is told less.
+                logger.warning("request %s failed: %s", tries.request_id, error)
             raise error
-        logger.info("%s: %s; trying again", tries.request_id, error)
+        logger.info("request %s: %s; trying again", tries.request_id, error)
         self.metrics.retries.labels(stage).inc()
         tries.record.retries += 1
         await self._backoff(tries)

@@ -50,7 +50,7 @@ class Server:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-        raise RuntimeError("no VmHWM in /proc")
+        raise RuntimeError("/proc does not show VmHWM")
 
 
 @dataclass(frozen=True)

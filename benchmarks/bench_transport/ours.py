@@ -78,7 +78,7 @@ class Ours:
                 self._peer = peer
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError("no handshake")
+                raise TimeoutError("the peer did not answer the handshake")
             self.turn()
 
     def read(self, ranges: Ranges) -> float:

@@ -133,7 +133,7 @@ class Fetch(KVLoad):
     def unplace(self) -> None:
         if self._confirmed is not None:
             # The producer has let go of its copy.
-            self._fail("its place was taken")
+            self._fail("its blocks were given to another request")
         self._copies.stop()
 
     def poll(self) -> KVArrival | None:
@@ -216,7 +216,7 @@ class Fetch(KVLoad):
             return
         self._over = True
         self._copies.restart()
-        self._fail("cancelled")
+        self._fail("the fetch was cancelled")
         self._consumer.leave(self)
 
     @property

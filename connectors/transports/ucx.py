@@ -169,7 +169,7 @@ class UcxTransport(Transport):
             self._reader.refused(message, transfer)
         else:
             self._worker.discard(message)
-            self._owner.refuse(f"tag {message.tag:#x}")
+            self._owner.refuse(f"its tag is {message.tag:#x}")
 
     def close(self) -> None:
         if self._running is None:

@@ -85,7 +85,7 @@ class UcxRead(Transfer):
     def _ask(self, request: ReadRequest | StopRequest) -> None:
         def then(problem: str | None) -> None:
             if problem is not None:
-                self.fail(TransferError(f"ucx: asking instance {self.peer}: {problem}"))
+                self.fail(TransferError(f"ucx: instance {self.peer} cannot be asked: {problem}"))
 
         self._worker.send(self.link, seal(request), tag(REQUEST), then)
 
@@ -114,7 +114,7 @@ class UcxRead(Transfer):
 
     def landed(self, problem: str | None) -> None:
         if problem is not None:
-            self.fail(TransferError(f"ucx: reading from instance {self.peer}: {problem}"))
+            self.fail(TransferError(f"ucx: instance {self.peer} cannot be read from: {problem}"))
         self.landing -= 1
 
     @property

@@ -150,5 +150,5 @@ class MistakeLog:
         for mistake in sorted(found - self._known):
             logger.error("%s", mistake)
         for mistake in sorted(self._known - found):
-            logger.info("mended: %s", mistake)
+            logger.info("this mistake is mended: %s", mistake)
         self._known = found

@@ -59,7 +59,7 @@ async def listen(fleet: Fleet, client: UpstreamClient) -> None:
     results = await asyncio.gather(*asked, return_exceptions=True)
     for instance, failure in zip(quiet, results, strict=True):
         if isinstance(failure, Exception):
-            logger.error("probing %s", instance.url, exc_info=failure)
+            logger.error("the probe of %s failed", instance.url, exc_info=failure)
 
 
 async def _listen_to(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
@@ -78,8 +78,8 @@ async def _probe_all(fleet: Fleet, client: UpstreamClient, asked: list[Instance]
     results = await asyncio.gather(*probes, return_exceptions=True)
     for instance, failure in zip(asked, results, strict=True):
         if isinstance(failure, Exception):
-            logger.error("probing %s", instance.url, exc_info=failure)
-            instance.refused("probing it failed")
+            logger.error("the probe of %s failed", instance.url, exc_info=failure)
+            instance.refused("its probe failed")
     fleet.news()
     return True in results
 

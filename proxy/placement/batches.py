@@ -71,7 +71,9 @@ class Batches:
             if asked in self._waiting:
                 self._waiting.remove(asked)
             if isinstance(ended, TimeoutError):
-                raise DeadlineExceeded("the master: no answer in time") from None
+                raise DeadlineExceeded(
+                    "the master did not answer before the request's deadline"
+                ) from None
             raise
 
     async def _call(self) -> None:
@@ -97,8 +99,8 @@ class Batches:
             results = await self._results(some)
         except Exception as error:
             if not isinstance(error, TriptychError):
-                logger.exception("placing %d requests", len(some))
-                error = UpstreamError(f"the master was not asked: {type(error).__name__}")
+                logger.exception("%d requests could not be placed", len(some))
+                error = UpstreamError(f"the proxy failed to ask the master: {type(error).__name__}")
             for one in some:
                 _fail(one, error)
             return

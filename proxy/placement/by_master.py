@@ -71,7 +71,9 @@ class MasterPlanner:
                     self._at_masters.discard(need.request_id)
                 if _is_refusal(error) or self._names_no_model(error):
                     raise
-                logger.warning("the master: %s; placing by the last view", error.message)
+                logger.warning(
+                    "the master failed: %s; the proxy places by its last view", error.message
+                )
         self._metrics.placements.labels("proxy").inc()
         try:
             return by_load_of(self._fleet, need, state.avoid)

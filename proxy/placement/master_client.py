@@ -73,7 +73,7 @@ class MasterClient:
         if url != self.url:
             return
         if self.present:
-            logger.warning("master %s: %s", url, error.message)
+            logger.warning("master %s failed: %s", url, error.message)
             self.failovers += len(self._urls) > 1
         self._heard = -math.inf
         # Last in the row: it is asked again once all others have failed too.

@@ -224,5 +224,5 @@ def _describe(request: RelayedRequest) -> None:
 def _in_our_tree(error: Exception, client: ClientRequest) -> TriptychError:
     if isinstance(error, TriptychError):
         return error
-    logger.error("%s", client.path, exc_info=error)
+    logger.error("the request to %s failed", client.path, exc_info=error)
     return InternalError("internal error")

@@ -193,7 +193,9 @@ class RequestParser:
             if b"transfer-encoding" not in self.headers:
                 self._announced = int(self.headers.get(b"content-length", b"0"))
             elif self._upgrading:
-                raise InvalidRequest("an upgrade with a body of unknown length")
+                raise InvalidRequest(
+                    "a request to upgrade the connection must state the length of its body"
+                )
 
     def on_body(self, body: bytes) -> None:
         if self.complete:

@@ -233,7 +233,7 @@ class EncodeStage:
 
         outputs = decoded(answer, EncodeAnswer, fail=invalid).outputs
         if len(outputs) != 1:
-            raise invalid(f"{len(outputs)} outputs for one picture")
+            raise invalid(f"it holds {len(outputs)} outputs for one picture")
         output = outputs[0]
         if output.mm_hash != item.mm_hash:
             raise UpstreamError(f"{encoder.url} answered for another picture")

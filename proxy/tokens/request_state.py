@@ -51,7 +51,9 @@ class Choices:
         for output in outputs:
             index = output.index
             if index not in counts or index in ended:
-                raise UpstreamError(f"an output of choice {index}, which is not under way")
+                raise UpstreamError(
+                    f"the worker sent an output of choice {index}, which is not under way"
+                )
             if output.finish_reason in ("abort", "error"):
                 raise RequestAborted("the worker gave the request up")
             self._check_tokens(output)

@@ -134,7 +134,7 @@ class UpstreamClient:
                 after = response.headers.get("retry-after", "")
                 raise_for_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
-                raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
+                raise UpstreamError(f"{url} answered {response.content_type}, not {_EVENTS}")
             async for event in events_of(response, patience, url):
                 yield event
 
@@ -200,9 +200,9 @@ def raise_for_status(url: str, status: int, body: bytes, retry_after: str, *, ca
     with contextlib.suppress(UpstreamError):
         content = decoded(body, dict, fail=UpstreamError)
     if refuses_key(status, content):
-        raise CallFailed(f"{url}: its --fleet-key is another one than ours", WRONG_KEY)
+        raise CallFailed(f"{url} has another --fleet-key than this proxy", WRONG_KEY)
     if called and is_no_worker(status, content):
-        raise CallFailed(f"{url}: HTTP {status} from no worker", NOT_A_WORKER)
+        raise CallFailed(f"{url} answered HTTP {status} and is no worker", NOT_A_WORKER)
     error = from_openai(status, content)
     error.retry_after_s = float(retry_after) if retry_after.isdecimal() else None
     raise error

@@ -45,9 +45,9 @@ class Messages:
         (`time.monotonic`)."""
         left_s = deadline - time.monotonic()
         limits = AnswerLimits(left_s, left_s, _MAX_ANSWER)
+        if left_s <= 0.0:
+            raise DeadlineExceeded(f"{url} was not called: the request's deadline has passed")
         try:
-            if left_s <= 0.0:
-                raise CallFailed(f"{url} was not asked", "timeout", status=504)
             fields = self._fields
             for name, value in trace.items():
                 fields += f"{name}: {value}\r\n".encode()
@@ -55,7 +55,9 @@ class Messages:
         except CallFailed:
             # The request's own time is up: a `CallFailed` would speak against its master.
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"{url}: no answer in time") from None
+                raise DeadlineExceeded(
+                    f"{url} did not answer before the request's deadline"
+                ) from None
             raise
         exchange.abort()
         return answer

@@ -63,12 +63,12 @@ def next_look_s(patience: Patience, late: float, url: str) -> float:
     """Seconds until the next look; raises once there is no more to wait for."""
     now = time.monotonic()
     if now >= patience.deadline:
-        raise DeadlineExceeded(f"{url}: no answer in time")
+        raise DeadlineExceeded(f"{url} did not answer before the request's deadline")
     if now >= late:
-        raise CallFailed(f"{url}: no answer in time", "stalled", status=504)
+        raise CallFailed(f"{url} did not answer in time", "stalled", status=504)
     worker, alive = patience.worker, patience.alive
     if (worker is not None and worker.lost) or not (alive is None or alive()):
-        raise CallFailed(f"{url}: the worker has gone silent", SILENT)
+        raise CallFailed(f"{url} has gone silent", SILENT)
     return min(patience.deadline - now, late - now, _LOOK_S)
 
 
@@ -108,16 +108,16 @@ class RawAnswer:
             try:
                 early += cutter.feed(piece)
             except EventTooLong:
-                raise CallFailed(f"{self._url}: an event without an end", "garbage") from None
+                raise CallFailed(f"{self._url} sent an event without an end", "garbage") from None
             # Comments before the first event are no answer yet: another worker may still give one.
             begun = begun or b"data:" in early
             if begun and early:
                 yield early
                 early, limit_s = b"", self._patience.stall_s
             elif len(early) > MAX_EVENT:
-                raise CallFailed(f"{self._url}: comments without an end", "garbage")
+                raise CallFailed(f"{self._url} sent comments without an end", "garbage")
         if cutter.inside or not begun:
-            raise CallFailed(f"{self._url}: the stream ended early", "cut_short")
+            raise CallFailed(f"{self._url} ended its stream early", "cut_short")
 
 
 async def events_of(
@@ -136,9 +136,9 @@ async def events_of(
                 return
             yield data
         if len(buffer) > _MAX_EVENT:
-            raise UpstreamError(f"{url}: an event without an end")
+            raise UpstreamError(f"{url} sent an event without an end")
         limit_s = patience.stall_s
-    raise CallFailed(f"{url}: the stream ended early", "cut_short")
+    raise CallFailed(f"{url} ended its stream early", "cut_short")
 
 
 async def read_whole(response: aiohttp.ClientResponse, most: int) -> bytes:
@@ -146,7 +146,7 @@ async def read_whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > most:
-            raise UpstreamError(f"{response.url}: an answer of more than {most} bytes")
+            raise UpstreamError(f"{response.url} answered with more than {most} bytes")
     return bytes(body)
 
 

@@ -43,9 +43,7 @@ def parse_speculation(text: str) -> Speculation | None:
     if not found.method:
         found = msgspec.structs.replace(found, method="draft_model" if found.model else "ngram")
     if (found.method == "draft_model") != bool(found.model):
-        raise ConfigError(
-            "--speculative-config: model: is the folder of method draft_model's model"
-        )
+        raise ConfigError("--speculative-config: only method draft_model takes model, and needs it")
     if found.prompt_lookup_min > found.prompt_lookup_max:
         raise ConfigError("--speculative-config: prompt_lookup_min is above prompt_lookup_max")
     return found

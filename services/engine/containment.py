@@ -59,7 +59,7 @@ def told(error: Exception) -> TriptychError:
     if isinstance(error, TriptychError):
         return error
     if is_out_of_memory(error):
-        logger.warning("out of memory: %s", error)
+        logger.warning("a request failed because memory ran out: %s", error)
         return Unavailable(
             "this worker has not enough memory for the request",
             code="out_of_memory",

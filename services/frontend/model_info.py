@@ -113,7 +113,7 @@ def _read(path: Path) -> Json:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: not a JSON object")
+        raise ConfigError(f"{path} is not a JSON object")
     return value
 
 
@@ -217,7 +217,7 @@ def _eos(path: Path, generation: Json, config: Json, text: Json) -> tuple[int, .
 def _vocab_size(path: Path, config: Json, text: Json) -> int:
     size = text.get("vocab_size", config.get("vocab_size"))
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"{path / 'config.json'}: no vocab_size")
+        raise ConfigError(f"{path / 'config.json'} has no vocab_size")
     return size
 
 

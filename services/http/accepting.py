@@ -124,7 +124,9 @@ class Acceptor:
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         if self._room.left <= 0:
-            self._pause(f"{self._room.limit} connections, as many as the open files allow")
+            self._pause(
+                f"{self._room.limit} connections are open, as many as open files (ulimit -n) allow"
+            )
             return False
         return True
 
@@ -139,7 +141,7 @@ class Acceptor:
         now = self._loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + _SAID_AGAIN_S
-            logger.warning("%s: further ones wait", why)
+            logger.warning("%s: further connections wait", why)
         # The socket stays readable: its reader would be called in every turn of the loop.
         self._loop.remove_reader(self._listener)
         self._timer = self._loop.call_later(_LOOK_S, self._look)

@@ -45,7 +45,7 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         # The text of an unknown exception may hold a prompt: the log has it, the client does not.
-        logger.error("%s %s", request.method, request.url.path, exc_info=error)
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         found = InternalError("internal error")
         observe(found)
         request.scope[OUTCOME] = found.code

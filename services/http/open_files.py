@@ -17,9 +17,11 @@ def raise_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS, for one, has a bound of its own
-        logger.warning("open files: the limit stays %s of %s: %s", _said(soft), _said(hard), error)
+        said = "the limit of open files stays %s, below the hard limit %s: %s"
+        logger.warning(said, _said(soft), _said(hard), error)
         return
-    logger.info("open files: limit %s raised to the hard limit %s", _said(soft), _said(hard))
+    said = "the limit of open files was raised from %s to the hard limit %s"
+    logger.info(said, _said(soft), _said(hard))
 
 
 def _said(limit: int) -> str:

@@ -158,7 +158,7 @@ def make_tracer(
         return None
     # Both are asked for: the API alone is often there as a dependency of others.
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        raise ConfigError("--trace-to: pip install 'triptych[tracing]'")
+        raise ConfigError("--trace-to needs OpenTelemetry: pip install 'triptych[tracing]'")
     from services.http.tracing import Tracer
 
     share = options.trace_sample if share is None else share

@@ -25,7 +25,7 @@ async def ended(task: asyncio.Future[Any], *expected: type[Exception]) -> None:
     def heard(task: asyncio.Future[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, (TriptychError, *expected)):
-            logger.error("a task that was ended", exc_info=error)
+            logger.error("a task failed while it was being cancelled", exc_info=error)
 
     task.cancel()
     # A callback, not an await: the caller may be cancelled before the task has ended.

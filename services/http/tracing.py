@@ -206,7 +206,9 @@ class FileExporter(SpanExporter):
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise ConfigError(f"--trace-to: {path}: {error.strerror}") from None
+            raise ConfigError(
+                f"--trace-to: {path} cannot be written to: {error.strerror}"
+            ) from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = [span.to_json(indent=None) + "\n" for span in spans]

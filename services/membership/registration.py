@@ -209,7 +209,7 @@ class Registration:
         """Once for each problem, until registration succeeds."""
         if self._problems.get(url) != problem:
             self._problems[url] = problem
-            logger.warning("%s: %s", url, problem)
+            logger.warning("the call to %s failed: %s", url, problem)
 
     async def close(self) -> None:
         """Leave every master; idempotent."""

@@ -98,7 +98,7 @@ class CountedEC(ECConnector):
         count = len(entry.tensors[EC_TENSOR])
         size = count * self._settings.row_bytes
         if size > self._settings.ec_cache_bytes:
-            raise TransferError(f"media item {mm_hash[:16]}: larger than the embedding store")
+            raise TransferError(f"media item {mm_hash[:16]} is larger than the embedding store")
         if mm_hash not in self._rows:
             self._size += size
             self._changed(mm_hash, count, size)

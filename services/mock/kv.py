@@ -63,7 +63,7 @@ class CountedKV(KVConnector):
     def check(self, ref: KVRef) -> None:
         ours = self._settings.compatibility
         if ref.compatibility != ours:
-            raise IncompatiblePeer(f"KV of '{ref.compatibility}', this worker is '{ours}'")
+            raise IncompatiblePeer(f"the KV is '{ref.compatibility}', this worker takes '{ours}'")
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
         return self._loads.fetch(ref)

@@ -37,7 +37,7 @@ class _Load(KVLoad):
 
     def unplace(self) -> None:
         if self.confirming:  # the producer has let go of its copy
-            self.error = TransferError("its place was taken")
+            self.error = TransferError("its blocks were given to another request")
         self.blocks = None
         self.number += 1
 
@@ -129,7 +129,7 @@ class CountedLoads:
         if load is not None:
             load.held = held
             if not held:
-                load.error = TransferError("the lease lapsed while copying")
+                load.error = TransferError("the lease expired while the KV was copied")
 
     def done(self, load: _Load) -> None:
         """All of it is here."""

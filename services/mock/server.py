@@ -128,7 +128,7 @@ class Server:
             instance.errors["aborted"] += 1
             raise
         except Exception as error:
-            logger.error("%s %s", request.method, request.path, exc_info=error)
+            logger.error("%s %s failed", request.method, request.path, exc_info=error)
             return answering.error(InternalError("internal error"))
 
     def _check_key(self, request: web.BaseRequest) -> None:

@@ -183,7 +183,7 @@ def _lora(role: RoleSpec, config: WorkerConfig, *, pools: bool) -> dict[str, Any
     if taken := next((name for name in modules if name in config.to_config().names), ""):
         raise ConfigError(f"--lora-modules: '{taken}' is the model's own name")
     if config.enable_lora and pools:
-        raise ConfigError("--enable-lora: not for a model that answers vectors or scores")
+        raise ConfigError("--enable-lora: a model that answers vectors or scores takes no adapters")
     if not config.enable_lora or "language" not in role.parts:
         return {}
     return {

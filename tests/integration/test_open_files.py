@@ -60,7 +60,11 @@ def test_more_streams_than_files_are_served_in_turn(
         health: Any = call(f"{proxy.url}/health")
         assert health[0] == 200 and health[1]["decode"] == {worker.url: "up"}
         hard = files.partition(":")[2]
-        assert told(proxy, f"open files: limit {LIMIT} raised to the hard limit {hard}")
-        assert told(worker, f"open files: limit {LIMIT} raised to the hard limit 4096")
-        waited = bool(told(proxy, "further ones wait"))
+        assert told(
+            proxy, f"the limit of open files was raised from {LIMIT} to the hard limit {hard}"
+        )
+        assert told(
+            worker, f"the limit of open files was raised from {LIMIT} to the hard limit 4096"
+        )
+        waited = bool(told(proxy, "further connections wait"))
         assert waited == (hard == str(LIMIT))

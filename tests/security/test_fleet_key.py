@@ -148,7 +148,9 @@ def test_a_proxy_with_another_key_says_whose_fault_that_is(fleet: Fleet) -> None
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
         status, answer = call(f"{process.url}/v1/chat/completions", body)
         assert status in (502, 503), answer
-        until(lambda: "--fleet-key is another one than ours" in "".join(process.log), process.log)
+        until(
+            lambda: "has another --fleet-key than this proxy" in "".join(process.log), process.log
+        )
         assert call(f"{process.url}/health")[0] == 503
 
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _wanted(config: ListConfig) -> tuple[list[str], list[dict[str, Any]]]:
     masters = parse_urls("--master-url", config.master_url)
     if not masters:
-        raise ConfigError("--master-url: which masters are to be told?")
+        raise ConfigError("--master-url: give the URL of each master that is to have the list")
     return masters, read_workers(config.workers)
 
 

@@ -180,7 +180,7 @@ def _tell_master(config: ServeConfig, parts: Mapping[str, Role], admin_key: str)
     try:
         vllm.tell_master(config.master_url, admin_key, vllm.listings(config, parts))
     except RuntimeError as error:
-        raise LaunchError(f"telling the master of the workers: {error}") from error
+        raise LaunchError(f"the master could not be told of the workers: {error}") from error
 
 
 def _membership(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Membership:

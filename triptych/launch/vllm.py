@@ -138,7 +138,7 @@ def _wait(master: str, admin_key: str, urls: set[str]) -> None:
             return
         time.sleep(_POLL_S)
     errors = {entry["url"]: entry["error"] for entry in shown if not entry["healthy"]}
-    raise RuntimeError(f"not up after {_WAIT_S:g} s, as the master says: {errors}")
+    raise RuntimeError(f"the master says that workers are not up after {_WAIT_S:g} s: {errors}")
 
 
 def _call(master: str, admin_key: str, body: bytes | None = None) -> bytes:

@@ -36,7 +36,7 @@ def encoder_config(config: EngineConfig) -> EngineConfig:
     """With steps that take any whole input, and nothing kept of one. `ConfigError` names a flag
     that such a model does not take."""
     if config.quantization:
-        raise ConfigError("--quantization: not for encoders of text")
+        raise ConfigError("--quantization: encoders of text cannot be quantized")
     # Enough for `max_num_seqs` of the longest inputs, so that none waits for blocks.
     blocks = -(-config.max_model_len // config.block_size) * config.max_num_seqs
     return msgspec.structs.replace(

@@ -166,7 +166,7 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"--mm-processor-kwargs: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError("--mm-processor-kwargs: not a JSON object")
+        raise ConfigError("--mm-processor-kwargs: the value is not a JSON object")
     return found
 
 

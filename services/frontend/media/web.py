@@ -126,4 +126,6 @@ def unreachable(reason: str, param: str) -> InvalidRequest:
 
 
 def too_large(config: MediaConfig, param: str) -> PayloadTooLarge:
-    return PayloadTooLarge(f"media larger than {config.max_bytes} bytes", param=param)
+    return PayloadTooLarge(
+        f"the media are larger than {config.max_bytes} bytes (--max-media-bytes)", param=param
+    )

@@ -69,7 +69,7 @@ def _pooler(info: ModelInfo, tokenizer: Tokenizer, task: str) -> Pooler | None:
         return _head(info, task)
     if task == "score":
         return _score(tokenizer, modules)
-    raise ConfigError(f"--task {task}: not of a model of type '{info.model_type}'")
+    raise ConfigError(f"--task {task}: a model of type '{info.model_type}' does not have it")
 
 
 def _task_of(modules: Mapping[str, Json]) -> str:
@@ -139,7 +139,7 @@ def _width(info: ModelInfo) -> int:
     text = info.config.get("text_config") or info.config
     width = text.get("hidden_size", text.get("dim"))
     if not isinstance(width, int) or width < 1:
-        raise ConfigError(f"{info.path / 'config.json'}: no hidden_size")
+        raise ConfigError(f"{info.path / 'config.json'} has no hidden_size")
     return width
 
 

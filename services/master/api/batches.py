@@ -23,7 +23,7 @@ def schedules(master: Master, metrics: MasterMetrics) -> Callable[[ScheduleReque
             found = ScheduleResult(master.place_at_once(request, start))
         except Exception as error:
             if not isinstance(error, TriptychError):
-                logger.exception("placing %s", request.request_id)
+                logger.exception("request %s could not be placed", request.request_id)
                 error = InternalError("the master failed to place the request")
             metrics.errors.labels(error.code).inc()
             found = ScheduleResult(None, error_info(error), error.retry_after_s)

@@ -66,7 +66,7 @@ def parse_message(frames: Sequence[bytes]) -> Message | None:
         return None
     batch = decode_event_batch(found[1])
     if not math.isfinite(batch.ts):  # no later message would ever be a newer one
-        raise InvalidRequest("a batch without a time")
+        raise InvalidRequest("the batch of cache events has no finite time (ts)")
     return found[0], batch
 
 

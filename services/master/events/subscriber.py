@@ -63,7 +63,12 @@ class Subscriber:
         except zmq.ZMQError as error:
             self.counts["bad_endpoint"] += 1
             if not paused_s:
-                logger.warning("events of %s at %s: %s", info.instance_id, source, error)
+                logger.warning(
+                    "the cache events of worker %s cannot be read at %s: %s",
+                    info.instance_id,
+                    source,
+                    error,
+                )
             pause_s = min(2 * paused_s or _RETRY_S, _LONGEST_RETRY_S)
             again = functools.partial(self._follow, info, number, pause_s)
             missed[number] = asyncio.get_running_loop().call_later(pause_s, again)

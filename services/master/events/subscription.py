@@ -176,7 +176,9 @@ class Subscription:
         kind = type(error).__name__
         if kind not in self._problems:
             self._problems.add(kind)
-            logger.warning("events of %s: %s", self._source, error, exc_info=error)
+            logger.warning(
+                "the cache events of %s cannot be read: %s", self._source, error, exc_info=error
+            )
 
     def close(self) -> None:
         self._close_dealer()

@@ -138,7 +138,7 @@ class WaitingRequests:
             return queue is self.in_time and self._missed(ticket, error, now_ms, refused)
         except Exception as error:  # at the head of the queue it would be raised again and again
             if not isinstance(error, TriptychError):
-                logger.exception("placing %s", ticket.request.request_id)
+                logger.exception("request %s could not be placed", ticket.request.request_id)
                 error = InternalError("the master failed to place the request")
             self._end(queue, ticket, error, refused)
             return True

@@ -113,7 +113,10 @@ class OtherMasters:
         if other is None or fleet is None:
             return
         if len(other.ledger) >= self.master.config.max_in_flight:
-            raise InvalidRequest("a master places more than there may be", code="too_many_placed")
+            raise InvalidRequest(
+                "another master has more placements than --max-in-flight allows",
+                code="too_many_placed",
+            )
         held = restore(placed, fleet, registry.instances, now * 1e3)
         other.ledger.hold(placed.request_id, held, now * 1e3)
 

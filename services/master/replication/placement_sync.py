@@ -103,7 +103,10 @@ def _check(placed: Placed) -> None:
     times += [charge.visible_ms for charge in charges]
     work = [n for c in charges for n in (c.work_ms, c.tokens, c.context, c.blocks)]
     if not all(ms <= _LONGEST_MS for ms in times) or not all(map(math.isfinite, work)):
-        raise InvalidRequest("a placement with absurd numbers", code="absurd_placement")
+        raise InvalidRequest(
+            "another master's placement holds times or work that no request can have",
+            code="absurd_placement",
+        )
 
 
 def _find(

@@ -122,7 +122,7 @@ class Receiver:
     def recall(self, joined: Joined, now: float, lease_s: float) -> None:
         """A worker as it was last written down: older than what it says itself."""
         if lease_s <= 0:
-            raise InvalidRequest("a worker without a lease", code="garbage")
+            raise InvalidRequest("the worker's entry in Redis has no lease", code="garbage")
         there = self.master.registry.before(joined.info)
         if not any(self.homes.speaks_to_us(known.info.instance_id, now) for known in there):
             self.learn(joined, now, lease_s)

@@ -177,7 +177,7 @@ def test_a_request_that_cannot_leave(
     with monkeypatch.context() as patch:
         patch.setattr(worker, "send", lambda *message: message[-1]("no way"))
         read = local.read("peer", *ranges)
-        with pytest.raises(TransferError, match="asking instance peer: no way"):
+        with pytest.raises(TransferError, match="instance peer cannot be asked: no way"):
             read.poll()
         assert read.settled
     local.fetch("peer", *ranges)

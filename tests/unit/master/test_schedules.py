@@ -69,4 +69,4 @@ def test_a_mistake_of_ours_fails_one_of_them(
 
     monkeypatch.setattr(service.master, "place_at_once", fails)
     assert outcomes(schedule(service, text("a"), text("b"))) == ["internal_error", "placed"]
-    assert "placing a" in caplog.text
+    assert "request a could not be placed" in caplog.text
