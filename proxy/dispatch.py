@@ -162,8 +162,7 @@ class Dispatch:
         tries.in_a_row += 1
         if not self._worth_it(tries, error):
             if error.status >= 500 and not isinstance(error, Unavailable):
-                # The client is told less.
-                logger.warning("request %s failed: %s", tries.request_id, error)
+                logger.warning("request %s: %s", tries.request_id, error)  # the client is told less
             raise error
         logger.info("request %s: %s; trying again", tries.request_id, error)
         self.metrics.retries.labels(stage).inc()

@@ -57,10 +57,15 @@ def _by_package(lines: dict[Path, list[str]]) -> dict[str, int]:
     return packages
 
 
+def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Of a function with its decorators."""
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+
+
 def _longest_function(tree: Path, path: Path) -> tuple[int, str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
-        (node.end_lineno - node.lineno + 1, f"{path}:{node.name}")
+        (node.end_lineno - first_line(node) + 1, f"{path}:{node.name}")
         for node in ast.walk(ast.parse((tree / path).read_text()))
         if isinstance(node, kinds) and node.end_lineno is not None
     ]

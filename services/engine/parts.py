@@ -107,8 +107,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         compatibility = kv_compatibility(config, layout)
         kv = shared.connectors.make_kv(compatibility, config.device)
         opened.callback(kv.close)
-        # The block after those that requests get is for rows that pad a captured step, and for the
-        # steps that compile kernels.
+        # One block more, for rows that pad a captured step and for steps that compile kernels.
         spare = config.device != "cpu" or capture is not None
         pool = kv.allocate(num_blocks + spare, block_elements(layout), pool_dtype(layout))
         cache = KVCache(layout, pool)

@@ -28,13 +28,13 @@ from services.http.records import InstanceHeader, Recorded, make_tracer
 from services.http.server import bind
 from services.http.server import serve as serve_http
 from services.membership.config import EventsConfig, advertised_url, parse_events
-from services.membership.registration import Changes, Registration
+from services.membership.registration import Changes
 from services.worker.app import create_app
 from services.worker.chat import service_of
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.engine_options import parse_modules
-from services.worker.member import WorkerMember, registered
+from services.worker.member import registered, registration_of
 from services.worker.metrics import WorkerMetrics
 from services.worker.stall_watch import StallBounds
 from services.worker.worker import RoleSpec, Worker
@@ -91,16 +91,7 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             )
             frontend.served.adapters = engine.ready.adapters
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
-            member = WorkerMember(worker, url)
-            registration = Registration(
-                [member],
-                masters,
-                config.heartbeat_interval,
-                worker.changes,
-                key,
-                config.client_context(),
-            )
-            during = registered(worker, registration)
+            during = registered(worker, registration_of(worker, url, masters, key))
             app = for_browsers(gated(create_app(worker), access), config)
             if tracer is not None:
                 app = Recorded(app, TRACED_PATHS, tracer.end, tracer.begin)

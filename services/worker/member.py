@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from protocol.errors import TriptychError
+from protocol.fleet_key import FleetKey
 from protocol.registry import Heartbeat, InstanceInfo, InstanceRole, Load, StageRole
 from services.membership.config import reachable
 from services.membership.registration import Registration
@@ -86,6 +87,15 @@ class WorkerMember:
         with contextlib.suppress(TriptychError):
             self._load = (await self._worker.engine.statistics(timeout_s=_ASK_S)).load
         return self._load
+
+
+def registration_of(
+    worker: Worker, url: str, masters: Sequence[str], key: FleetKey
+) -> Registration:
+    """What tells `masters` of the worker, which others reach at `url`."""
+    config, members = worker.config, [WorkerMember(worker, url)]
+    interval_s, tls = config.heartbeat_interval, config.client_context()
+    return Registration(members, masters, interval_s, worker.changes, key, tls)
 
 
 @contextlib.asynccontextmanager

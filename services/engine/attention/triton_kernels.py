@@ -29,9 +29,8 @@ from services.engine.attention.triton_tiles import (
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
 def prefill_kernel(
     out_ptr, query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
-    tables_ptr, starts_ptr, contexts_ptr,
-    span_starts_ptr, span_ends_ptr, sinks_ptr, scale, num_requests, table_width,
-    stride_ot, stride_oh, stride_qt, stride_qh,
+    tables_ptr, starts_ptr, contexts_ptr, span_starts_ptr, span_ends_ptr, sinks_ptr, scale,
+    num_requests, table_width, stride_ot, stride_oh, stride_qt, stride_qh,
     stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
     GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -77,8 +76,7 @@ def prefill_kernel(
     top, total = start_rows(sinks_ptr, head, live, True, BLOCK_M)
     top, total, acc = fold_keys(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query, first, full, end,
-        position, span_start, span_end,
-        key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+        position, span_start, span_end, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
         tables_ptr + request.to(tl.int64) * table_width, kv_head, scale,
         stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
         K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP,
@@ -93,9 +91,8 @@ def prefill_kernel(
 @triton.jit(do_not_specialize=["table_width", "split_keys", "num_splits"])
 def decode_kernel(
     out_ptr, partial_ptr, top_ptr, total_ptr, query_ptr, key_ptr, value_ptr,
-    key_scale_ptr, value_scale_ptr,
-    tables_ptr, starts_ptr, contexts_ptr, sinks_ptr, scale, table_width, split_keys, num_splits,
-    stride_ot, stride_oh, stride_qt, stride_qh,
+    key_scale_ptr, value_scale_ptr, tables_ptr, starts_ptr, contexts_ptr, sinks_ptr, scale,
+    table_width, split_keys, num_splits, stride_ot, stride_oh, stride_qt, stride_qh,
     stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
     GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,

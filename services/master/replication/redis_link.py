@@ -134,10 +134,7 @@ class RedisLink:
     def _heard(self, data: Any) -> None:
         try:
             if not isinstance(data, bytes) or len(data) > LARGEST_MESSAGE:
-                raise InvalidRequest(
-                    f"the message is not bytes, or more than {LARGEST_MESSAGE} of them",
-                    code="garbage",
-                )
+                raise InvalidRequest("the message is not bytes, or too long", code="garbage")
             sender, changes, garbage = decode_message(data)
         except InvalidRequest as error:
             self.replicator.receiver.refuse(error)
@@ -240,10 +237,7 @@ class RedisLink:
             try:
                 joined = decode_stored(value)
                 if self._instances + joined.info.instance_id != name:
-                    raise InvalidRequest(
-                        "the worker's entry in Redis stands under another worker's name",
-                        code="garbage",
-                    )
+                    raise InvalidRequest("the entry names another worker", code="garbage")
                 lease_s = min(self.config.lease, max(0, ttl_ms) / 1e3)
                 self.replicator.receiver.recall(joined, time.monotonic(), lease_s)
             except TriptychError as error:
