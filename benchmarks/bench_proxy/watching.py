@@ -26,8 +26,8 @@ SCRAPE_S = 1.0  # Prometheus itself asks each 15 s
 _SHARE = "0.01"
 
 
-class Measured(Protocol):
-    """Of one turn: CPU µs per request, and requests/s."""
+class Turn(Protocol):
+    """What one turn takes: CPU µs per request, and requests/s."""
 
     @property
     def cpu_us(self) -> float: ...
@@ -36,8 +36,8 @@ class Measured(Protocol):
     def rate(self) -> float: ...
 
 
-class Load(Protocol):
-    def __call__(self, server: servers.Server, rate: float) -> Measured:
+class TakeTurn(Protocol):
+    def __call__(self, server: servers.Server, rate: float) -> Turn:
         """One turn at so many requests/s, 0 for as many as are answered."""
 
 
@@ -50,7 +50,7 @@ class _Watched:
     scraped: bool = False
     micros: list[list[float]] = field(default_factory=list)
 
-    def take_turn(self, load: Load, rate: float) -> None:
+    def take_turn(self, load: TakeTurn, rate: float) -> None:
         self.micros = self.micros or [[] for _ in self.processes]
         for process, micros in zip(self.processes, self.micros, strict=True):
             with _scraping(process) if self.scraped else contextlib.nullcontext():
@@ -63,7 +63,7 @@ class _Watched:
 
 def rows(
     name: str, fleet: servers.Workers, core: int, folder: Path, processes: int, turns: int,
-    load: Load,
+    load: TakeTurn,
 ) -> list[Row]:  # fmt: skip
     """So many `processes` of each kind. Spans go to files in `folder`."""
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""An object gets what it calls back when it is made: no code puts a callback into it afterwards.
+"""An object gets what it calls back when it is made: no code puts a callback into it afterwards,
+but by the few methods that `COLLECTING` names.
 
 Found by names, as far as that goes: what is declared as `Callable`, and what is defined with `def`.
 """
@@ -12,6 +13,15 @@ from tests.unit.test_layers import ROOT, sources
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAKING = ("__init__", "__post_init__", "__new__")
+COLLECTING = {
+    "BodyTurns.wait": "a body comes long after the turns are made, and waits once",
+    "Beginnings.wait": "the same, by caller",
+    "Roster.subscribe": "an observer is made of the fleet that it observes, and there are several",
+    "SideClient.on": "KV and embeddings share a side channel: each brings handlers of its messages",
+    "SideServer.on": "the same at a producer",
+    "Ticket.when_ended": "as of a future: its queue makes the ticket, another waits for it",
+}
+"""Methods that may collect callbacks, and why the constructor cannot be given them."""
 
 
 @dataclass
@@ -106,6 +116,33 @@ def late_callbacks(trees: list[ast.Module]) -> list[str]:
     return sorted(set(found))
 
 
+def collecting(trees: list[ast.Module]) -> list[str]:
+    """Methods that put a callable which they are given into a container of their object."""
+    known = aliases(trees)
+    found = set()
+    for owner, function in (one for tree in trees for one in methods(tree)):
+        if owner is not None and function.name not in MAKING:
+            names = given(function, known)
+            if any(keeps(node, names) for node in ast.walk(function)):
+                found.add(f"{owner.name}.{function.name}")
+    return sorted(found)
+
+
+def keeps(node: ast.AST, names: set[str]) -> bool:
+    """Whether one of `names` goes into a container of `self` here."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=place, attr="append" | "add"), args=[kept]):
+            return is_own(place) and isinstance(kept, ast.Name) and kept.id in names
+        case ast.Assign(targets=[ast.Subscript(value=place)], value=ast.Name(id=name)):
+            return is_own(place) and name in names
+        case _:
+            return False
+
+
+def is_own(place: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(place))
+
+
 def is_callback(value: ast.expr, names: Names, local: set[str]) -> bool:
     """A lambda, a function of this scope, or a method that is not called."""
     match value:
@@ -127,6 +164,10 @@ def test_no_callback_is_assigned_after_construction() -> None:
     assert late_callbacks([parsed(path) for path in sources()]) == []
 
 
+def test_the_methods_that_collect_callbacks_are_known() -> None:
+    assert collecting([parsed(path) for path in sources()]) == sorted(COLLECTING)
+
+
 EXAMPLE = """
 Changed = Callable[[str], None]
 
@@ -143,6 +184,10 @@ class Cache:
 
     def listen(self, listener: Changed) -> None:
         self.listener = listener
+
+    def follow(self, name: str, follower: Changed) -> None:
+        self.followers.append(follower)
+        self.names.append(name)
 
     def grow(self) -> None:
         self.size += 1
@@ -170,3 +215,7 @@ def joined(cache: Cache) -> None:
 def test_the_check_sees_what_is_assigned_late() -> None:
     found = late_callbacks([ast.parse(EXAMPLE)])
     assert found == ["cache.dropped", "cache.full", "cache.stored", "cache.told", "self.listener"]
+
+
+def test_the_check_sees_what_is_collected() -> None:
+    assert collecting([ast.parse(EXAMPLE)]) == ["Cache.follow", "Cache.on"]
