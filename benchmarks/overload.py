@@ -48,12 +48,12 @@ class Reply:
     """Seconds from the request's sending to the first token and to the end; `after_s` is what
     Retry-After says, 0 without."""
 
-    sent: float
-    status: int
-    first_s: float
-    whole_s: float
+    sent: float  # when the request was sent, s of the monotonic clock
+    status: int  # HTTP status, 0 without an answer
+    first_s: float  # until the first token
+    whole_s: float  # until the end
     after_s: int = 0
-    tokens: int = 0
+    tokens: int = 0  # output tokens
 
     @property
     def token_s(self) -> float:

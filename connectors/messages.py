@@ -25,12 +25,12 @@ Seconds = Annotated[float, Meta(ge=0)]
 class Hello(msgspec.Struct, tag=True):
     """A consumer introduces itself once per peer. `compatibility` by region ("kv", "ec")."""
 
-    query: int
-    instance_id: Name
-    transport: Name
-    region: Name
+    query: int  # number of the question, unique in the consumer's process
+    instance_id: Name  # of the consumer
+    transport: Name  # name of its transport
+    region: Name  # what it wants to read, "kv" or "ec"
     compatibility: Name
-    version: int = PROTOCOL_VERSION
+    version: int = PROTOCOL_VERSION  # of these messages
 
 
 class Welcome(msgspec.Struct, tag=True):

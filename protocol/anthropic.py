@@ -55,26 +55,26 @@ class OutputConfig(msgspec.Struct):
 class CountRequest(msgspec.Struct, kw_only=True):
     """What a prompt is made of; each field has its row in `protocol.agent_fields`."""
 
-    messages: list[MessageTurn]
-    model: str | None = None
-    system: str | list[Json] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: Json | None = None
-    chat_template_kwargs: Json | None = None
-    cache_salt: str | None = None
+    messages: list[MessageTurn]  # the conversation, in turns
+    model: str | None = None  # name that is served; None: the model that is served
+    system: str | list[Json] | None = None  # system message, as text or text blocks
+    tools: list[Tool] | None = None  # functions that the model may call
+    tool_choice: ToolChoice | None = None  # whether it must call one, and which
+    thinking: Thinking | None = None  # whether it thinks before it answers
+    output_config: OutputConfig | None = None  # effort and format of the answer
+    output_format: Json | None = None  # as output_config.format
+    chat_template_kwargs: Json | None = None  # variables of the chat template
+    cache_salt: str | None = None  # prefixes are shared only among requests with the same one
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    max_tokens: Positive
-    stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    ec_transfer_params: Json | None = None
+    max_tokens: Positive  # output tokens at most
+    stream: bool | None = None  # answer by server-sent events
+    stop_sequences: list[str] | None = None  # strings that end the answer
+    temperature: Temperature | None = None  # 0 for greedy
+    top_p: TopP | None = None  # probability mass to draw from
+    top_k: TopK | None = None  # likeliest tokens to draw from
+    ec_transfer_params: Json | None = None  # handles of embeddings, by media hash
 
 
 _RAW: Json = {

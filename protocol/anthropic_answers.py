@@ -37,8 +37,8 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     """A whole message."""
 
     id: str  # msg_…
-    type: Literal["message"]
-    role: Literal["assistant"]
+    type: Literal["message"]  # always "message"
+    role: Literal["assistant"]  # always "assistant"
     model: str  # as the client named it
     # blocks, in the order in which the model wrote them
     content: list[TextBlock | ThinkingBlock | ToolUseBlock]

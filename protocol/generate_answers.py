@@ -21,11 +21,11 @@ class LogprobsBody(msgspec.Struct):
 
 
 class ChoiceBody(msgspec.Struct, omit_defaults=True):
-    index: int
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: LogprobsBody | None = None
+    index: int  # number of the choice, from 0
+    token_ids: list[int]  # output tokens
+    finish_reason: FinishReason | None = None  # None while it goes on
+    stop_reason: int | str | None = None  # stop string or token id that ended it
+    logprobs: LogprobsBody | None = None  # of its tokens, where they were asked for
     pooled: bytes = b""  # as base64
 
 

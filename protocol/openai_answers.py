@@ -105,12 +105,12 @@ class CalledToolDelta(msgspec.Struct):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: str | None = None
-    tool_calls: list[CalledTool] | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"  # always "assistant"
+    content: str | None  # text, None where there are only calls
+    refusal: str | None = None  # always None
+    tool_calls: list[CalledTool] | UnsetType = UNSET  # functions that are called
+    reasoning: str | UnsetType = UNSET  # what the model thought
+    reasoning_content: str | UnsetType = UNSET  # the same, by another name
 
 
 class Delta(msgspec.Struct):
@@ -122,21 +122,21 @@ class Delta(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    index: int
-    message: Message
-    logprobs: ChatLogprobs | None = None
-    finish_reason: ChatFinish | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    index: int  # number of the choice, from 0
+    message: Message  # the whole answer
+    logprobs: ChatLogprobs | None = None  # of its tokens, where they were asked for
+    finish_reason: ChatFinish | None  # why it ended
+    stop_reason: int | str | None = None  # stop string or token id that ended it
+    token_ids: list[int] | UnsetType = UNSET  # output tokens, with return_token_ids
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: ChatFinish | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    index: int  # number of the choice, from 0
+    delta: Delta  # what has been added since the last chunk
+    logprobs: ChatLogprobs | None = None  # of the added tokens, where they were asked for
+    finish_reason: ChatFinish | None = None  # why it ended, None while it goes on
+    stop_reason: int | str | UnsetType | None = UNSET  # stop string or token id that ended it
+    token_ids: list[int] | UnsetType = UNSET  # added tokens, with return_token_ids
 
 
 class TextChoice(msgspec.Struct, kw_only=True):
@@ -207,9 +207,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """An entry of /v1/models: OpenAI's fields, then those that vLLM adds."""
 
     id: str  # name that requests give
-    object: Literal["model"] = "model"
+    object: Literal["model"] = "model"  # always "model"
     created: int  # seconds since 1970
-    owned_by: str = OWNER
+    owned_by: str = OWNER  # who serves it
     root: str  # the model's folder or name
     parent: str | None = None  # the model that an adapter belongs to
     max_model_len: int  # tokens of prompt and output

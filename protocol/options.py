@@ -40,7 +40,7 @@ class Rule:
     unit: str = ""  # of a number: seconds, bytes, tokens; of text: what it is, such as a path
     env: str | None = None  # a second name of the option's variable
     choices: tuple[str, ...] = ()
-    minimum: float | None = None
+    minimum: float | None = None  # the least number
     maximum: float | None = None
     above: float | None = None  # a minimum that is itself too little
     below: float | None = None  # a maximum that is itself too much

@@ -76,12 +76,12 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker to call."""
 
-    instance_id: str
-    url: str
-    role: InstanceRole
-    dialect: Literal["tokens", "openai"] = "tokens"
-    kv_endpoint: dict[str, Any] | None = None
-    ec_endpoint: dict[str, Any] | None = None
+    instance_id: str  # of the worker
+    url: str  # where it is called
+    role: InstanceRole  # what it does
+    dialect: Literal["tokens", "openai"] = "tokens"  # how it is called
+    kv_endpoint: dict[str, Any] | None = None  # where its KV is fetched, None if it is not
+    ec_endpoint: dict[str, Any] | None = None  # where its embeddings are fetched, likewise
 
 
 class ItemPlacement(msgspec.Struct, frozen=True, omit_defaults=True):

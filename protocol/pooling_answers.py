@@ -25,12 +25,12 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: PoolingUsage
+    id: str  # of the request
+    object: Literal["list"] = "list"  # always "list"
+    created: int  # seconds since 1970
+    model: str  # as the client named it
+    data: list[Embedding]  # an entry for each input, in order
+    usage: PoolingUsage  # tokens of the inputs
 
 
 class Pooled(msgspec.Struct, kw_only=True):
@@ -40,12 +40,12 @@ class Pooled(msgspec.Struct, kw_only=True):
 
 
 class PooledList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: PoolingUsage
+    id: str  # of the request
+    object: Literal["list"] = "list"  # always "list"
+    created: int  # seconds since 1970
+    model: str  # as the client named it
+    data: list[Pooled]  # an entry for each input, in order
+    usage: PoolingUsage  # tokens of the inputs
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -55,12 +55,12 @@ class Score(msgspec.Struct, kw_only=True):
 
 
 class ScoreList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
+    id: str  # of the request
+    object: Literal["list"] = "list"  # always "list"
+    created: int  # seconds since 1970
+    model: str  # as the client named it
+    data: list[Score]  # an entry for each input, in order
+    usage: PoolingUsage  # tokens of the inputs
 
 
 class RankedText(msgspec.Struct):
@@ -92,12 +92,12 @@ class Class(msgspec.Struct, kw_only=True):
 
 
 class ClassList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Class]
-    usage: PoolingUsage
+    id: str  # of the request
+    object: Literal["list"] = "list"  # always "list"
+    created: int  # seconds since 1970
+    model: str  # as the client named it
+    data: list[Class]  # an entry for each input, in order
+    usage: PoolingUsage  # tokens of the inputs
 
 
 class RtpRankedDocument(msgspec.Struct, kw_only=True):

@@ -45,17 +45,17 @@ class TextFields(PoolingFields, kw_only=True):
 class EmbeddingRequest(TextFields, kw_only=True):
     """Either `input` or `messages`."""
 
-    messages: list[Any] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Positive | None = None
-    normalize: bool | None = None
-    use_activation: bool | None = None
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    messages: list[Any] | None = None  # a conversation
+    encoding_format: Literal["float", "base64"] = "float"  # base64: of little-endian float32
+    dimensions: Positive | None = None  # elements of a vector that are kept
+    normalize: bool | None = None  # whether vectors get length 1
+    use_activation: bool | None = None  # as normalize, before which it goes
+    add_generation_prompt: bool = False  # as in chats
+    continue_final_message: bool = False  # as in chats
+    chat_template: str | None = None  # instead of the model's
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
+    mm_processor_kwargs: dict[str, Any] | None = None  # options of the media processor
+    ec_transfer_params: dict[str, Any] | None = None  # embeddings by media hash
 
 
 class ClassifyRequest(TextFields, kw_only=True):
@@ -78,12 +78,12 @@ class PairFields(PoolingFields, kw_only=True):
 class ScoreRequest(PairFields, kw_only=True):
     """vLLM's; each of the two sides has three names, of which one is given."""
 
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    data_2: str | list[str] | None = None
+    text_1: str | list[str] | None = None  # one text for each of the other side, or for all
+    text_2: str | list[str] | None = None  # the other side
+    queries: str | list[str] | None = None  # as text_1
+    documents: str | list[str] | None = None  # as text_2
+    data_1: str | list[str] | None = None  # as text_1
+    data_2: str | list[str] | None = None  # as text_2
 
 
 class Document(msgspec.Struct):
@@ -93,12 +93,12 @@ class Document(msgspec.Struct):
 class RerankRequest(PairFields, kw_only=True):
     """Jina's and Cohere's."""
 
-    query: str
-    documents: list[str | Document]
-    top_n: Natural | None = None
-    top_k: Natural | None = None
-    sorted: bool = True
-    return_documents: bool = True
+    query: str  # what documents are compared with
+    documents: list[str | Document]  # up to 2048 texts
+    top_n: Natural | None = None  # how many are answered, the best first; 0: all
+    top_k: Natural | None = None  # as top_n, which goes before it
+    sorted: bool = True  # false: documents stay in their order
+    return_documents: bool = True  # false: numbers and scores alone
 
     @property
     def texts(self) -> list[str]:

@@ -75,27 +75,27 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     """A response: what the model said, then what the request asked for."""
 
     id: str  # by which later requests go on from it
-    object: Literal["response"]
+    object: Literal["response"]  # always "response"
     created_at: int  # seconds since 1970
-    status: Status
+    status: Status  # whether it goes on, or how it ended
     model: str  # as the client named it
     output: list[MessageItem | ReasoningItem | CallItem]  # items, in order
     error: ResponseError | None  # why it has failed
     incomplete_details: IncompleteDetails | None  # why it ends early
     usage: ResponseUsage | None  # None until it ends
-    instructions: str | None
-    max_output_tokens: int | None
+    instructions: str | None  # system message, as the client gave it
+    max_output_tokens: int | None  # as the client gave it
     metadata: dict[str, str]  # as the client gave it
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: Json
+    parallel_tool_calls: bool  # whether there may be several calls
+    previous_response_id: str | None  # response that it goes on from
+    reasoning: Json  # effort, as the client gave it
     store: bool  # whether it is kept here
-    temperature: float | None
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
-    top_p: float | None
-    truncation: Literal["auto", "disabled"]
+    temperature: float | None  # that tokens were drawn at
+    text: Json  # format and verbosity, as the client gave them
+    tool_choice: str | Json  # as the client gave it
+    tools: list[Json]  # as the client gave them
+    top_p: float | None  # that tokens were drawn with
+    truncation: Literal["auto", "disabled"]  # always "disabled"
     user: str | None  # as the client gave it
 
 

@@ -217,8 +217,8 @@ class EncodeOutput(msgspec.Struct, omit_defaults=True):
     without data and the cache does not hold it.
     """
 
-    request_id: str
-    mm_hash: str
+    request_id: str  # of the request that the item came in
+    mm_hash: str  # name of the item
     params: dict[str, Any] | None = None
     cached: bool = False
     missing: bool = False

@@ -21,12 +21,12 @@ from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 class RelayedCompletion(msgspec.Struct):
     """What workers of all engines answer; some say more."""
 
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[dict[str, Any]]
-    usage: dict[str, Any] | None = None
+    id: str  # of the answer
+    object: str  # kind of the answer
+    created: int  # seconds since 1970
+    model: str  # name of the model
+    choices: list[dict[str, Any]]  # as the worker answers them
+    usage: dict[str, Any] | None = None  # tokens of prompt and answer
 
 
 class RelayedCard(msgspec.Struct):

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 class Span(NamedTuple):
     """What is shown of one; times in ms since the epoch."""
 
-    span_id: str
-    parent_id: str
-    name: str
-    process: str
-    start: float
-    end: float
-    links: tuple[str, ...]
+    span_id: str  # of this span
+    parent_id: str  # of the span around it, "" for none
+    name: str  # what was done
+    process: str  # service that did it
+    start: float  # ms since the epoch
+    end: float  # ms since the epoch
+    links: tuple[str, ...]  # ids of spans of other requests that it belongs to
 
 
 def traces_of(lines: Iterable[str]) -> dict[str, list[Span]]:

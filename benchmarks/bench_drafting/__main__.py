@@ -50,12 +50,12 @@ class Method:
 class Size:
     """How much is measured."""
 
-    layers: int
+    layers: int  # layers of the target model
     few: int  # layers of a draft model
-    output: int
-    at_once: Sequence[int]
-    rounds: int
-    judged: bool = True
+    output: int  # output tokens of a request
+    at_once: Sequence[int]  # requests decoded at the same time, a load for each
+    rounds: int  # times that each load is run
+    judged: bool = True  # whether rows have bars
 
 
 FULL, QUICK = Size(24, 2, 64, (1, 8), 5), Size(4, 1, 12, (2,), 1, judged=False)

@@ -20,11 +20,11 @@ class Point:
     `lag_ms`: of the client, 99 % of the time; `busy`: share of a core that each process used;
     `stages_ms`: what the proxy waited for until answers began, in the mean."""
 
-    trace: str
-    shape: str
-    load: float
+    trace: str  # name of the requests' trace
+    shape: str  # workers of each role, such as 1E2P2D
+    load: float  # share of the load that the fleet is said to sustain
     predicted: tuple[Figures, ...]
-    measured: Figures
+    measured: Figures  # what the real fleet did
     lag_ms: float
     busy: Mapping[str, float]
     stages_ms: Mapping[str, float] = field(default_factory=dict)

@@ -31,9 +31,9 @@ class LoadPlan:
     `pace`: requests/s; `warm_s`: seconds before those that count; `end_s`: when these end.
     """
 
-    sessions: Sequence[Session]
+    sessions: Sequence[Session]  # all sessions, by their beginnings
     asks: Mapping[str, RequestBody]
-    aims: Objectives
+    aims: Objectives  # objectives of the requests
     pace: float
     warm_s: float
     end_s: float

@@ -20,12 +20,12 @@ WIDTH = 82
 class Row:
     """One line of the table; None where there is nothing to compare with, or no bar."""
 
-    name: str
-    ours: float
-    peer: float | None = None
-    ratio: float | None = None
-    bar: str = ""
-    holds: bool | None = None
+    name: str  # what was measured, with its unit
+    ours: float  # figure of ours
+    peer: float | None = None  # figure of the peer
+    ratio: float | None = None  # ours / peer
+    bar: str = ""  # what the row has to keep, as text
+    holds: bool | None = None  # whether it keeps it
 
 
 def at_least(name: str, ours: float, peer: float, bar: float | None = None) -> Row:

@@ -33,9 +33,9 @@ class Case:
     """One connection's bytes. `cut`: they end in the middle of a request. `mangled`: the head is no
     head of good faith, so that it may be left without an answer. `told`: what was done to it."""
 
-    number: int
-    target: Target
-    sent: bytes
+    number: int  # of the case, from 0: with the seed it makes the same bytes again
+    target: Target  # route that it is sent to
+    sent: bytes  # bytes of the connection
     cut: bool
     mangled: bool
     told: str

@@ -19,7 +19,7 @@ class Wire:
     method: bytes  # as written
     target: bytes  # path and query, as written
     body: bytes  # before it is framed
-    fields: _Fields
+    fields: _Fields  # header fields, in order
     version: bytes = b"HTTP/1.1"  # as written
     framing: str = "length"  # how the body's end is told
     cut: bool = False

@@ -40,7 +40,7 @@ class Outcome:
     itls: list[float] = field(default_factory=list)  # between chunks
     latency: float = 0.0  # until the last token
     output_len: int = 0  # tokens
-    text: str = ""
+    text: str = ""  # the answer
     error: str = ""  # why it failed, "" if it did not
 
     @property

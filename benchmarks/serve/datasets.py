@@ -30,7 +30,7 @@ class DatasetError(ValueError):
 class Sample:
     """One request to be."""
 
-    prompt: str
+    prompt: str  # text, "" where there are messages
     prompt_len: int  # tokens
     output_len: int  # tokens that it asks for
     images: tuple[str, ...] = ()  # data: URLs after the text

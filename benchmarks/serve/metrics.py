@@ -26,11 +26,11 @@ class Stats:
 class Metrics:
     """Of the successful requests, save `failed`. Throughputs per second of the whole run."""
 
-    completed: int
+    completed: int  # requests that succeeded
     failed: int
     total_input: int  # tokens
     total_output: int  # tokens
-    request_throughput: float
+    request_throughput: float  # requests
     request_goodput: float | None  # requests that met all objectives, None without any
     output_throughput: float  # tokens
     peak_output_throughput: float  # chunks within one second counted from the first request

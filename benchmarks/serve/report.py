@@ -28,11 +28,11 @@ TITLES = (
 class Report:
     """Everything that is known of a finished run."""
 
-    settings: Settings
+    settings: Settings  # options of the run
     model: str  # its name in requests
     tokenizer: str  # what counted the tokens
     run: Run  # what came of each request
-    metrics: Metrics
+    metrics: Metrics  # figures over all requests
     accuracy: Accuracy | None  # None unless the questions have right answers
     date: datetime  # of the end
 

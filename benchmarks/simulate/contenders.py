@@ -25,8 +25,9 @@ class Contender:
     `elastic`: all workers are of the role any, and `shape` is how they begin.
     """
 
-    policy: str
+    policy: str  # name of the master's policy
     shape: Shape
+    # the policy's options by name
     options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     kind: str = ""
     tells: bool = False

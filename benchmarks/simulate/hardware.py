@@ -41,12 +41,12 @@ class Model:
     """Of a vision-language model: weights of both parts, layers, KV heads, their size, and the
     width of an embedding."""
 
-    language: float
-    vision: float
-    layers: int
-    kv_heads: int
-    head_dim: int
-    width: int
+    language: float  # parameters of the language part
+    vision: float  # parameters of the vision part
+    layers: int  # layers of the language part
+    kv_heads: int  # KV heads of a layer
+    head_dim: int  # elements of a head
+    width: int  # elements of an embedding
 
     @property
     def kv_bytes(self) -> int:

@@ -22,11 +22,11 @@ class Case:
     """A workload and the fleets it may go to, of equally many workers; `make` gives its sessions
     for a seed. `pace` in requests/s is where the search for the sustained load begins."""
 
-    name: str
-    shapes: tuple[Shape, ...]
+    name: str  # of the workload, as tables show it
+    shapes: tuple[Shape, ...]  # fleets, each by its workers of each role
     pace: float
-    span: Span
-    aims: Objectives
+    span: Span  # how long a run lasts
+    aims: Objectives  # objectives of the requests
     make: Callable[[int], Iterable[Session]]
 
     def with_aims(self, aims: Objectives) -> Case:

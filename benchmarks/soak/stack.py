@@ -128,9 +128,9 @@ class Stack:
     """`root` is what shared storage uses, `segments` where shared memory lies. `interposers`: what
     stands before workers, by their names."""
 
-    workers: list[Service]
-    proxies: list[Service]
-    masters: list[Service]
+    workers: list[Service]  # encode, prefill and decode workers
+    proxies: list[Service]  # proxies before them
+    masters: list[Service]  # masters, [] for none
     root: Path
     segments: Path
     interposers: dict[str, Interposer] = field(default_factory=dict)

@@ -46,15 +46,15 @@ class _Part(msgspec.Struct):
 class _Said(msgspec.Struct):
     """The part of an answer, or of an event of one, that tells how it ends."""
 
-    type: Any = None
-    status: Any = None
-    error: Any = None
-    code: Any = None
-    message: Any = None
-    stop_reason: Any = None
-    choices: list[_Part] | None = None
-    response: _Part | None = None
-    delta: _Part | str | None = None
+    type: Any = None  # kind of a response's or message's event
+    status: Any = None  # of a whole response
+    error: Any = None  # why it failed
+    code: Any = None  # of an error that is told by itself
+    message: Any = None  # of the same
+    stop_reason: Any = None  # of a whole message
+    choices: list[_Part] | None = None  # of a chat or completion
+    response: _Part | None = None  # in an event of a response
+    delta: _Part | str | None = None  # in an event of a message
 
 
 class _Named(msgspec.Struct):

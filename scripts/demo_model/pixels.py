@@ -24,7 +24,7 @@ class PictureBatch:
     every token's thing, `form`, `colour` (0 is none), `ground` [pictures, tokens]; `centre` is the
     form of a thing whose centre lies in the token, `place` the ninth of the picture it is in."""
 
-    grid: Grid
+    grid: Grid  # rows and columns of tokens
     pixels: Tensor
     form: Tensor
     colour: Tensor

@@ -25,13 +25,13 @@ class Ports:
     """One encode, one prefill and one decode worker, a master, Prometheus, the proxy that is asked
     and scraped, and another port."""
 
-    proxy: int
-    master: int
-    encode: int
-    prefill: int
-    decode: int
-    prometheus: int
-    other: int
+    proxy: int  # of the proxy that is asked and scraped
+    master: int  # of the master
+    encode: int  # of the encode worker
+    prefill: int  # of the prefill worker
+    decode: int  # of the decode worker
+    prometheus: int  # of Prometheus
+    other: int  # of a second proxy, where the first knows workers by the master alone
 
     @classmethod
     def free(cls) -> Ports:

@@ -15,14 +15,14 @@ class Result:
     """`status`: killed, survived, or unsure where the tests fail or hang without the change.
     `tests`: how many it met."""
 
-    target: str
-    module: str
-    line: int
-    change: str
+    target: str  # package or file that was given
+    module: str  # file that was changed
+    line: int  # of the change, from 1
+    change: str  # what was changed, as text
     status: str
-    by: str
+    by: str  # test or kind of end that killed it, "" if none did
     tests: int
-    digest: str
+    digest: str  # names the mutant: module and changed text
 
 
 class Tried:

@@ -34,10 +34,10 @@ class Form:
     """What an answer looks like. `timeout_s`: as Triton's clients set it, None for none.
     `empty_end`: whether a stream ends with a response without text."""
 
-    model: str
-    id: str
-    stream: bool
-    outputs: tuple[str, ...]
+    model: str  # name that the request gave
+    id: str  # that the request gave
+    stream: bool  # whether parts are answered as they come
+    outputs: tuple[str, ...]  # names of the tensors that are answered
     timeout_s: float | None
     empty_end: bool
 

@@ -33,7 +33,7 @@ class RouteBodies:
     answer: Any = None  # 200; of a stream, the whole answer
     request: Any = None  # of a POST
     events: Any = None  # one event of the stream that `stream: true` asks for
-    error: Any = ErrorAnswer
+    error: Any = ErrorAnswer  # of other statuses
     media: str = JSON  # of the answer
     optional: bool = False  # the request may come without a body
     form: bool = False  # the request is a form

@@ -144,15 +144,21 @@ class TimingOptions:
     """The timing model as flags: a part of a mock worker's configuration."""
 
     encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.", section="Timing")
-    encode_patch_ms: float = milliseconds(0.02, "Time of a run's patch, added to its base.")
-    encode_token_ms: float = milliseconds(0.0, "Time of an item's token, added to the run's base.")
+    encode_patch_ms: float = milliseconds(0.02, "Time that each patch adds to an encoder run.")
+    encode_token_ms: float = milliseconds(0.0, "Time that each embedding adds to an encoder run.")
     prefill_base_ms: float = milliseconds(5.0, "Time of a step that computes prompt tokens.")
-    prefill_token_ms: float = milliseconds(0.1, "Time of a computed prompt token, added to it.")
-    prefill_cached_ms: float = milliseconds(0.001, "Time of a reused prompt token, added to it.")
+    prefill_token_ms: float = milliseconds(
+        0.1, "Time that each computed prompt token adds to a step."
+    )
+    prefill_cached_ms: float = milliseconds(
+        0.001, "Time that each reused prompt token adds to a step."
+    )
     decode_base_ms: float = milliseconds(10.0, "Time of a step that decodes.")
-    decode_request_ms: float = milliseconds(0.1, "Time of a choice in the step, added to it.")
+    decode_request_ms: float = milliseconds(
+        0.1, "Time that each choice adds to a step that decodes."
+    )
     decode_context_ms: float = milliseconds(
-        0.0002, "Time of a token of the choices' contexts, added to the step."
+        0.0002, "Time that each token of the choices' contexts adds to a step that decodes."
     )
     kv_block_ms: float = milliseconds(0.05, "Time to copy a KV block from another worker.")
     kv_host_block_ms: float = milliseconds(

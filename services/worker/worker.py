@@ -45,10 +45,10 @@ class RoleSpec:
     is used if no flag says otherwise; `routers` build the role's own routes around a worker.
     `stages`: what it may serve by turns, the first one at the start; empty: its role alone."""
 
-    name: Role | Literal["any"]
+    name: Role | Literal["any"]  # of the role
     parts: tuple[Part, ...]
-    ec_transport: str
-    kv_transport: str
+    ec_transport: str  # connector of embeddings
+    kv_transport: str  # connector of KV blocks
     routers: tuple[Callable[[Worker], APIRouter], ...]
     stages: tuple[StageRole, ...] = ()
 

@@ -41,11 +41,11 @@ class Service:
 class Role:
     """The workers of one role."""
 
-    name: str
-    module: str
-    count: int
+    name: str  # of the role
+    module: str  # Python module that is run
+    count: int  # number of workers
     port: int  # of the first one
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # dealt out to the workers in turn
     memory: float  # share of a GPU's
 
     @property

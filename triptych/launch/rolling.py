@@ -27,9 +27,9 @@ class Stack:
     """What runs. `membership`: how workers leave the fleet and come back; `stop_s`: what a process
     may take to end, `start_s`: to be up."""
 
-    workers: Sequence[Service]
-    master: Service | None
-    proxy: Service
+    workers: Sequence[Service]  # workers of all roles
+    master: Service | None  # None where there is none
+    proxy: Service  # the proxy before them
     membership: Membership
     stop_s: float
     start_s: float

@@ -27,14 +27,14 @@ class LayerPlace(NamedTuple):
     """A layer in a block: where its keys and values begin, in elements, and their scales, in
     scales (0 if there are none); heads and dimensions; its sliding window in tokens, 0 for none."""
 
-    keys: int
-    values: int
-    key_scales: int
-    value_scales: int
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    window: int
+    keys: int  # where keys begin, in elements
+    values: int  # where values begin, in elements
+    key_scales: int  # where scales of keys begin, in scales, 0 without
+    value_scales: int  # where scales of values begin, in scales, 0 without
+    kv_heads: int  # number of KV heads
+    k_dim: int  # elements of a key
+    v_dim: int  # elements of a value
+    window: int  # sliding window in tokens, 0 for none
 
 
 class KVCache:

@@ -21,7 +21,7 @@ class TritonCall:
 
     out: torch.Tensor  # [T, heads, v_dim], written here
     query: torch.Tensor  # [heads, T, k_dim]
-    layer: int
+    layer: int  # number of the layer in the KV cache
     batch: PagedBatch  # where each token's KV lies
     scale: float  # factor of the dot products
     softcap: float | None  # bound of the scores by tanh, None for none

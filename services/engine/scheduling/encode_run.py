@@ -21,11 +21,11 @@ Results: TypeAlias = "Sequence[Tensors | TriptychError]"
 class EncodeRun:
     """`meanwhile` is entered while the model computes."""
 
-    vision: Vision
-    slices: Slices | None
-    clock: Clock
+    vision: Vision  # the model
+    slices: Slices | None  # how the run is cut, None for in one go
+    clock: Clock  # seconds
     meanwhile: Callable[[], AbstractContextManager[None]]
-    batch: list[Prepared] = field(default_factory=list)
+    batch: list[Prepared] = field(default_factory=list)  # items that the run encodes
     seconds: float = 0.0  # that the run has taken so far, without what came between its slices
 
     def begin(self, batch: list[Prepared]) -> None:

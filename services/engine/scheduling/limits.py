@@ -71,7 +71,7 @@ class Step:
     scored: int
     awaits: Awaits = never
     prompts: int = 0
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)  # what it computes so far
 
     def add(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)

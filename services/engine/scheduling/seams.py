@@ -37,9 +37,9 @@ class Sampled:
     those of `drafted` guessed ones that were right; with a `failure`, why it cannot gain any.
     `pooled`: the answer to a request that wants no tokens, see `protocol.pooling`."""
 
-    request: Request
-    token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None = None
+    request: Request  # whose choice it is
+    token_ids: list[int]  # tokens that it gained
+    logprobs: list[PositionLogprobs] | None = None  # of each of them, where they were asked for
     failure: TriptychError | None = None
     drafted: int = 0
     pooled: bytes = b""

@@ -34,7 +34,7 @@ class WavHeader:
     sample, and its bits. `start`: offset of the first one in the file, in bytes."""
 
     rate: int
-    channels: int
+    channels: int  # number of channels
     frames: int
     code: int
     width: int

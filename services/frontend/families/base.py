@@ -42,7 +42,7 @@ class Placeholder:
     written: str
     text: str
     pad: str
-    pad_id: int
+    pad_id: int  # token id of `pad`
     inline: str
     behind: str = ""
 

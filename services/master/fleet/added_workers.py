@@ -86,7 +86,7 @@ class Probed:
     learned: str = ""  # the model that it names, until it fails: another one may be started there
     # `aliases`, `adapters`: as it names them
     aliases: list[str] = field(default_factory=list)
-    adapters: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)  # LoRA adapters
     block_size: int = 0  # tokens of a KV block, as its metrics say
     asking: bool = False  # a probe is under way
     failures: int = 0  # probes in a row that have failed

@@ -27,12 +27,12 @@ _GPU = (None, "GPU", "gpu")
 class EventCounts:
     """What has come in by events of one model."""
 
-    blocks_stored: int = 0
-    blocks_removed: int = 0
+    blocks_stored: int = 0  # KV blocks
+    blocks_removed: int = 0  # KV blocks
     blocks_unmatched: int = 0  # of another engine, which cannot be named as ours are
-    media_stored: int = 0
-    media_removed: int = 0
-    ignored: int = 0
+    media_stored: int = 0  # embeddings of media items
+    media_removed: int = 0  # embeddings of media items
+    ignored: int = 0  # events of unknown kinds, media or names
 
 
 class CacheEvents:

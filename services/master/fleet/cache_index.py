@@ -29,7 +29,9 @@ class CacheIndex:
     media: HolderIndex[str]
     host: HolderIndex[int]
     disk: HolderIndex[int]
+    # encodes under way, by media hash
     pending: dict[str, PendingEncode] = field(default_factory=dict)
+    # prefixes that placed prefills will leave
     expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
 
     @property

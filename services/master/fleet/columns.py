@@ -34,24 +34,24 @@ class Cells:
     """Columns of a `Pool` by the same names, cell by cell: to read one of an array, and to reckon
     with the NumPy scalar that it gives, takes several times as long."""
 
-    penalty: memoryview[float]
-    busy_until: memoryview[float]
-    requests: memoryview[float]
-    queued_tokens: memoryview[float]
-    context_tokens: memoryview[float]
-    free_blocks: memoryview[float]
-    max_running: memoryview[float]
-    least_free: memoryview[float]
-    step_ms: memoryview[float]
-    step_request_ms: memoryview[float]
-    step_context_ms: memoryview[float]
-    step_now: memoryview[float]
-    more_step_ms: memoryview[float]
-    more_context_ms: memoryview[float]
-    room: memoryview[float]
-    spare: memoryview[float]
-    share: memoryview[float]
-    haste: memoryview[float]
+    penalty: memoryview[float]  # 0 may be used; inf: not
+    busy_until: memoryview[float]  # ms of the caller's clock
+    requests: memoryview[float]  # queued or running
+    queued_tokens: memoryview[float]  # tokens to be computed
+    context_tokens: memoryview[float]  # tokens of all that decode
+    free_blocks: memoryview[float]  # KV blocks
+    max_running: memoryview[float]  # requests at once
+    least_free: memoryview[float]  # KV blocks: with so many free it is full
+    step_ms: memoryview[float]  # ms of a decode step
+    step_request_ms: memoryview[float]  # ms that each request adds to it
+    step_context_ms: memoryview[float]  # ms that each token of their contexts adds
+    step_now: memoryview[float]  # ms of a decode step as it is
+    more_step_ms: memoryview[float]  # ms that one more request adds
+    more_context_ms: memoryview[float]  # ms that each token of its context adds
+    room: memoryview[float]  # requests until some must wait
+    spare: memoryview[float]  # KV blocks until full
+    share: memoryview[float]  # 1 / (requests + 1), 0 with a penalty
+    haste: memoryview[float]  # decode steps per ms that objectives ask for
 
 
 class Columns:

@@ -46,7 +46,7 @@ class LineFit:
     slope: float
     typical: float
     trusts: tuple[float, float] = (_STEP_BASE_TRUST, _STEP_SLOPE_TRUST)
-    memory: float = _STEP_MEMORY
+    memory: float = _STEP_MEMORY  # factor of older measurements at each new one
     weight: float = 0.0  # measurements that count
     silent: int = 0  # looks in a row that found no new one, and none on its way
     known: bool = False  # by measurements, of this worker or of like ones
@@ -130,13 +130,13 @@ class LineFit:
 class BusyPeriods:
     """Calls of one worker, in the order of their ends, joined into periods. Times are ms."""
 
-    fit: LineFit
-    _start: float = 0.0
-    _end: float = -math.inf
-    _tokens: float = 0.0
-    _calls: int = 0
-    _first: float = 1.0
-    _counted: float = -math.inf
+    fit: LineFit  # of base and slope, from periods
+    _start: float = 0.0  # when the open period began
+    _end: float = -math.inf  # when its last call ended
+    _tokens: float = 0.0  # tokens of its calls
+    _calls: int = 0  # number of its calls
+    _first: float = 1.0  # 1 if it pays a base, 0 if it goes on from another
+    _counted: float = -math.inf  # end of what has been counted
 
     def add(self, start: float, end: float, tokens: float) -> None:
         """A call has ended. A period counts once the next one has begun, or when it is long."""

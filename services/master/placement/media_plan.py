@@ -20,7 +20,7 @@ class ItemSources:
     may be joined; `coming`: whether any is under way. `ready_ms`: until it is there at the best,
     `alone_ms` the same for a worker that encodes by itself what no worker has."""
 
-    need: MediaNeed
+    need: MediaNeed  # the picture, by its media hash
     holders: int
     pending: PendingEncode | None
     coming: bool
