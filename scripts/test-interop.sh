@@ -2,8 +2,8 @@
 # Our proxy and our encoder together with real vLLM workers on a CPU, and `vllm bench serve` against
 # our own workers. Makes .venv-interop first (3.5 GB, three to four minutes), then runs the parts
 # that are named: two, three, mixed, ours, scripts, fleet, video, video-encoded, audio, audio-encoded,
-# tensor, data, drafting, lora, int8; or all but video-encoded, audio and audio-encoded, none of which
-# has come to its end yet. See docs/interop.md.
+# tensor, data, drafting, lora, int8; or all of them. docs/interop.md has the results of each part and
+# their dates.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
