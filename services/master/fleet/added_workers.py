@@ -16,7 +16,7 @@ from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry
-from services.master.fleet.validation import check_url, same_life
+from services.master.fleet.validation import check_url, same_process
 
 MAX_BLOCK_SIZE = 65536
 _MAX_REMOVED = 4096  # names, kept from masters that were cut off when they were removed
@@ -209,7 +209,7 @@ class AddedWorkers:
     def _keep(self, info: InstanceInfo, now: float) -> None:
         """It tells no load, and every master finds it by itself."""
         known = self.registry.instances.get(info.instance_id)
-        if known is not None and same_life(known.info, info):
+        if known is not None and same_process(known.info, info):
             self.registry.rename(info)
             self.registry.touch(info.instance_id, now * 1e3, self._lease_s)
         else:

@@ -22,7 +22,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.model_names import ModelNames
 from services.master.fleet.roles import Roles
-from services.master.fleet.validation import NAMES, check_info, check_load, same_life
+from services.master.fleet.validation import NAMES, check_info, check_load, same_process
 
 logger = logging.getLogger(__name__)
 _MODELS = 256  # any registration may name a new one
@@ -76,7 +76,7 @@ class Registry:
                 param="instance_id",
                 code="duplicate_instance",
             )
-        if known is not None and same_life(known.info, info):
+        if known is not None and same_process(known.info, info):
             self._name(known, info)
             self.roles.heard(known, info.stage, now_ms)
             return self._renew(known, info.load, now_ms, lease)

@@ -125,7 +125,7 @@ def _unusable(name: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"{name}: {problem}", param=name, code="unusable_info")
 
 
-def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
+def same_process(known: InstanceInfo, info: InstanceInfo) -> bool:
     """Whether only the load, what is in `NAMES` and, of a worker that may have several, the role
     differ."""
     told = {name: getattr(info, name) for name in NAMES}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.registry import Drain, Heartbeat, InstanceName
 from services.master.fleet.added_workers import AddedWorkers
-from services.master.fleet.validation import check_newer, same_life
+from services.master.fleet.validation import check_newer, same_process
 from services.master.master import Master
 from services.master.replication.masters import Homes, OtherMasters
 from services.master.replication.messages import (
@@ -90,7 +90,7 @@ class Receiver:
         name = info.instance_id
         self.wanted.discard(name)
         known = registry.instances.get(name)
-        if known is None or not same_life(known.info, info):
+        if known is None or not same_process(known.info, info):
             since = now * 1e3 - joined.age_ms
             check_newer(info, since, registry.before(info))
             if known is not None and known.info.url != info.url and info.url < known.info.url:

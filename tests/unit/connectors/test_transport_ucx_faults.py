@@ -18,7 +18,7 @@ from tests.support.ucx_local import BLOCK, BOUND_S, SIZE, UCX, Local, start, unt
 pytestmark = UCX
 
 
-def test_killed_owner_and_its_next_life(tmp_path: Path) -> None:
+def test_killed_owner_and_the_next(tmp_path: Path) -> None:
     local = Local()
     for seed in (2, 3):
         owner = start(tmp_path, "mortal", seed)

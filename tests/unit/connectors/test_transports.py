@@ -167,7 +167,7 @@ def test_peers_that_read_each_other(network: Network, reader: PeerProcess) -> No
     network.close(mirror)
 
 
-def test_restarted_peer_replaces_its_former_life(network: Network, reader: PeerProcess) -> None:
+def test_restarted_peer_replaces_its_former_process(network: Network, reader: PeerProcess) -> None:
     for seed in (4, 5):
         phoenix = network.start("phoenix", seed)
         reader.join(phoenix, "kv")

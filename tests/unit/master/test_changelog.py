@@ -65,7 +65,7 @@ def test_who_left_on_purpose_is_told_from_who_vanished() -> None:
     assert changelog.retired == changelog._gone_at.keys()
 
 
-def test_versions_of_another_life_and_nonsense_mean_nothing() -> None:
+def test_versions_of_another_start_and_nonsense_mean_nothing() -> None:
     changelog = Changelog()
     changelog.note("w")
     ours = (f"{changelog.epoch}-{end}" for end in ("", "-1", "9", "\u0661", "1" * 5000))

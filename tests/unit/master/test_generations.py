@@ -1,4 +1,4 @@
-"""Lives of a worker among several masters: what is told late of one that is over changes nothing;
+"""Restarts of a worker among several masters: a late word of an ended process changes nothing;
 and what is too much for one message is told in several."""
 
 from typing import Any
@@ -24,7 +24,7 @@ def info(name: str, **fields: Any) -> InstanceInfo:
     return InstanceInfo(name, "prefill_decode", **values)
 
 
-def lives(node: Node) -> list[tuple[str, str]]:
+def generations(node: Node) -> list[tuple[str, str]]:
     known = node.master.registry.instances.values()
     return [(one.info.instance_id, one.info.generation) for one in known]
 
@@ -36,7 +36,7 @@ def beats(fleet: Fleet, node: Node, name: str, generation: str, until: int) -> N
         fleet.deliver()
 
 
-def test_a_life_that_is_over_does_not_replace_the_one_that_speaks_to_us() -> None:
+def test_a_process_that_has_ended_does_not_replace_the_one_that_speaks_to_us() -> None:
     fleet = Fleet(3)
     a, b, c = fleet.nodes
     for old, new in ((info("w", generation="1"), info("w", generation="2")),
@@ -51,16 +51,16 @@ def test_a_life_that_is_over_does_not_replace_the_one_that_speaks_to_us() -> Non
         assert [one.age_ms for one in again] == [2000.0]
         for node in (a, c):
             node.replicator.receiver.hear_all("b", again, node.now)
-            assert lives(node) == [(new.instance_id, new.generation)]
+            assert generations(node) == [(new.instance_id, new.generation)]
             assert node.replicator.counts["refused_stale_generation"] >= 1
         fleet.deliver()
         b.replicator.receiver.hear_all("a", a.replicator.own(a.now), b.now)
-        assert lives(b) == lives(a), "who does not know better yet learns of it"
+        assert generations(b) == generations(a), "who does not know better yet learns of it"
         beats(fleet, a, new.instance_id, new.generation, int(a.now) + 20)
-        assert lives(c) == lives(a)
+        assert generations(c) == generations(a)
 
 
-def test_a_newer_life_is_learned_at_once_and_its_age_told_on() -> None:
+def test_a_newer_process_is_learned_at_once_and_its_age_told_on() -> None:
     fleet = Fleet(2)
     a, b = fleet.nodes
     a.register(info("w", generation="1"))
@@ -68,7 +68,7 @@ def test_a_newer_life_is_learned_at_once_and_its_age_told_on() -> None:
     fleet.at(1.0)
     b.register(info("w", generation="2"))
     fleet.deliver()
-    assert lives(a) == [("w", "2")]
+    assert generations(a) == [("w", "2")]
     fleet.at(4.0)
     b.master.drain(Drain("w"), b.now)
     b.replicator.drained(Drain("w"), b.now)
@@ -81,10 +81,10 @@ def test_what_is_written_down_does_not_replace_who_speaks_to_us_under_another_na
     node = Node("a")
     node.register(info("new"))
     node.replicator.receiver.recall(Joined(info("old"), "b"), 1.0, LEASE_S)
-    assert lives(node) == [("new", "")]
+    assert generations(node) == [("new", "")]
     node.now = LEASE_S / 2 + 0.1
     node.replicator.receiver.recall(Joined(info("newer"), "b"), node.now, LEASE_S)
-    assert lives(node) == [("newer", "")]
+    assert generations(node) == [("newer", "")]
 
 
 def told(changes: list[Change]) -> list[tuple[int, list[Change]]]:

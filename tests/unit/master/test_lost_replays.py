@@ -128,7 +128,7 @@ def test_lost_messages_and_lost_replays_end_in_the_truth(seed: int, snapshots: b
 
 
 @pytest.mark.parametrize("snapshots", [False, True])
-def test_a_held_message_of_a_life_that_is_over_is_not_asked_for_without_end(
+def test_a_held_message_of_a_process_that_has_ended_is_not_asked_for_without_end(
     snapshots: bool,
 ) -> None:
     """It has a high number, which the publisher that has taken over will not reach for long."""

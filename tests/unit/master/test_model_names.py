@@ -53,7 +53,7 @@ def test_an_adapter_goes_to_workers_that_have_it(made: Master) -> None:
         ask(made, "base", adapter="french")
 
 
-def test_adapters_come_and_go_without_a_new_life(made: Master) -> None:
+def test_adapters_come_and_go_without_a_restart(made: Master) -> None:
     cursor, instance = made.registry.changelog.cursor, made.registry.instances["b1"]
     names: dict[str, Any] = {"aliases": ["short"], "adapters": ["french", "new"]}
     registered(made, "b1", "pdfusion", "base", **names, adapter_revisions={"new": "1"})

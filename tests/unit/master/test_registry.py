@@ -74,16 +74,16 @@ def test_a_lapsed_lease_removes_a_worker_everywhere() -> None:
     assert found.expire(19_000.0) == ["b"]
 
 
-def test_another_life_of_a_worker_starts_with_empty_caches() -> None:
+def test_a_restarted_worker_starts_with_empty_caches() -> None:
     found = registry()
     found.register(info("a", generation="1", events=[SOURCE]), 0.0)
     batch = EventBatch(0.0, [BlockStored([1])])
     assert found.apply("a", "1", batch)
     found.register(info("a", generation="1", events=[SOURCE], load=Load(queued=1)), 1.0)
-    assert found.fleet("m").blocks.holders(1), "the same life keeps them"
+    assert found.fleet("m").blocks.holders(1), "the same process keeps them"
     found.register(info("a", generation="2", events=[SOURCE]), 2.0)
     assert not found.fleet("m").blocks.holders(1)
-    assert not found.apply("a", "1", batch), "late events of the old life"
+    assert not found.apply("a", "1", batch), "late events of the old process"
     assert not found.heartbeat(Heartbeat("a", "1"), 3.0).known
     assert not found.deregister(InstanceName("a", "1")).known
     assert found.deregister(InstanceName("a")).known

@@ -37,7 +37,7 @@ def test_heartbeats_to_one_keep_a_worker_alive_at_all_and_a_lapse_is_everywhere(
     assert a.retired == b.retired == set()
 
 
-def test_another_life_replaces_the_first_everywhere() -> None:
+def test_a_restart_replaces_the_first_process_everywhere() -> None:
     fleet = fleet_of("w")
     fleet.nodes[1].register(info("w", generation="2"))
     fleet.deliver()

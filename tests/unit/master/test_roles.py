@@ -131,7 +131,7 @@ def test_a_worker_that_listens_to_another_master_goes_its_own_way() -> None:
     assert at(made, "a0").pool.kind == "decode"
 
 
-def test_registering_again_with_another_role_is_no_other_life() -> None:
+def test_registering_again_with_another_role_is_no_restart() -> None:
     made = elastic("decode", "decode")
     hear(made, "a0", BlockStored([*PROMPT]))
     known = at(made, "a0")

@@ -66,7 +66,7 @@ def test_tasks_are_told_while_they_run_and_once_when_they_have_ended() -> None:
     assert log.ended(0)[0].end_time_ms > 0
 
 
-def test_a_caller_that_knew_an_earlier_life_is_told_everything() -> None:
+def test_a_caller_that_knew_an_earlier_process_is_told_everything() -> None:
     log = TaskLog()
     with log.task("r", 1):
         pass

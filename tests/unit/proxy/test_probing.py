@@ -70,7 +70,7 @@ async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> Non
         await round_
 
 
-async def test_a_worker_that_drains_is_passed_over_until_its_next_life() -> None:
+async def test_a_worker_that_drains_is_passed_over_until_it_restarts() -> None:
     async with serving(Worker(OURS)) as worker, asking() as client:
         fleet, (instance,) = decoding(worker.url)
         worker.answers["/ready"] = {}
