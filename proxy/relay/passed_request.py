@@ -50,8 +50,8 @@ class PassedRequest(RequestState):
     items: Sequence[MediaItem] = ()  # media in it that an encoder could encode
     need: Need | None = None  # as a master is told of it, but for the attempt's id
     names: Sequence[str] = ()  # of each item, for planners; none unless there is a `need`
-    plan: Plan | None = None  # of the attempt under way, which is `placed_as`
-    placed_as: str = ""
+    plan: Plan | None = None  # of the attempt under way
+    placed_as: str = ""  # id of that attempt at the planner
 
     @property
     def target(self) -> str:
