@@ -40,6 +40,7 @@ class RequestRecord:
     them an encoder had encoded before. `explained`: whether the master is asked for the reasons of
     each placement, which `reasons` then has, newest last.
 
+    `charged`: ways of failing, and the workers that were charged with them (`proxy.dispatch`).
     `kept`: whether the log, the page or an answer shows the record; the relay notes nothing in
     others. `shown`: whether the page does.
     Stages are summed when the log line is made, as every relayed request has a record. Class
@@ -67,6 +68,7 @@ class RequestRecord:
         self.start = time.monotonic()
         self.path, self.request_id = path, request_id
         self.calls: list[Call] = []
+        self.charged: set[tuple[str, Any]] = set()
 
     def begin(self, stage: str, now: float, worker: str = "") -> Call:
         """A call of `stage` begins, at the URL `worker` ("" for none). The caller sets `end`."""

@@ -1,9 +1,9 @@
 """One call to a worker, and another elsewhere if it fails: the same for both dialects.
 
-Every call is counted, timed, and its failure charged to the worker it counts against. A failure
-that a request has met at one worker and meets again at another is the request's own: the first
-worker is forgiven this request's charges, the second one is not charged. A worker that takes no
-more requests is out of choice at once, and the attempt there does not count.
+Every call is counted, timed, and its failure charged to the worker it counts against, once for each
+request and way of failing: one request must not open a breaker. What it has met at one worker and
+meets again at another is its own fault: the first is forgiven, the second is not charged. A worker
+that takes no more requests is out of choice at once, and the attempt there does not count.
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ class Dispatch:
         observer: Suspicions | None = None,
     ) -> None:
         self.fleet = fleet
-        self.metrics = metrics
-        self.seconds = metrics.stages
-        self._retrying = retrying
-        self._observer = observer
+        self.metrics, self.seconds = metrics, metrics.stages
+        self._retrying, self._observer = retrying, observer
         self._random = random.Random()
 
     def calling(self, tries: Tries, instance: Instance, stage: Role) -> Calling:
@@ -83,7 +81,7 @@ class Dispatch:
                 self._observer.suspect(instance)
         if failure.charged:
             self._charge(tries, instance, failure)
-        elif failure.gone:
+        elif failure.gone and tries.charges_first(failure.kind, instance):
             tries.blamed.append((failure.kind, instance))
 
     def shun(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
@@ -108,6 +106,8 @@ class Dispatch:
             return
         # Passed over until a probe finds it well: the breaker opens only after several failures.
         instance.suspect = True
+        if not tries.charges_first(failure.kind, instance):
+            return
         charge = instance.breaker.failed(time.monotonic())
         if failure.sent and first is instance:
             tries.charges.setdefault(failure.kind, []).append(charge)

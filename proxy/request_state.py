@@ -31,6 +31,8 @@ class Tries:
     `failures`: as many of these as count.
     `seen`: by way of failing, the worker that failed so first; None once another has too.
     `charges`: by way of failing, what that worker's breaker was charged for it.
+    `charged`: which ways of failing which worker was charged with, forgiven or not; all work for
+    one request shares it.
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
@@ -48,6 +50,7 @@ class Tries:
     failures: int = field(init=False, default=0)
     seen: dict[str, Instance | None] = field(default_factory=dict)
     charges: dict[str, list[int]] = field(init=False, default_factory=dict)
+    charged: set[tuple[str, Instance]] = field(default_factory=set)
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
@@ -75,6 +78,16 @@ class Tries:
         """The workers at fault since this was last asked."""
         blamed, self.blamed = self.blamed, []
         return [instance for _, instance in blamed]
+
+    def beside(self) -> Tries:
+        """For other work that the request needs."""
+        return Tries(deadline=self.deadline, charged=self.charged)
+
+    def charges_first(self, kind: str, instance: Instance) -> bool:
+        """Whether a worker has not been charged with this way of failing yet; it is from now on."""
+        known = len(self.charged)
+        self.charged.add((kind, instance))
+        return len(self.charged) > known
 
     def waited_s(self, now: float) -> float:
         """Seconds since it was first left without a worker, 0 if it was not."""

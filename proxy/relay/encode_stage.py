@@ -65,7 +65,7 @@ class RelayEncodeStage:
         # A call goes out with one client's `Authorization`: others have a call of their own.
         key = digest_of(body, request.client.authorization) + reader.encode()
         fields = request.client.fields(f"-{number}".encode())
-        call = EncodeCall(key, fields, request.model, reader, place)
+        call = EncodeCall(key, fields, request.model, reader, place, request.beside())
         pushed, encoder = None, ""
         try:
             if request.consumer is not None and request.consumer.address:

@@ -62,7 +62,8 @@ class PassedEncoding:
         # A call goes out with one client's `Authorization`: others have a call of their own.
         key = digest_of(body, headers.get("authorization", "").encode()) + reader.encode()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        call = EncodeCall(key, fields.encode(), request.model, reader, plan.encoders.get(name))
+        place, tries = plan.encoders.get(name), request.beside()
+        call = EncodeCall(key, fields.encode(), request.model, reader, place, tries)
         encoder = ""
         try:
             said, encoder = await self._calls.shared(call, body)

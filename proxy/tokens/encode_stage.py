@@ -92,7 +92,8 @@ class EncodeStage:
 
         async def one(name: str, mm_item: MMItem) -> None:
             start, maker = time.monotonic(), ""
-            tries = tries_of(name, plan, start + self.patience_s, request.request_id)
+            deadline = start + self.patience_s
+            tries = tries_of(name, plan, deadline, request.request_id, state.charged)
             item = _Item(request.request_id, mm_item, media[name], state, plan, tries)
             try:
                 cached = await self._join(item)

@@ -13,10 +13,21 @@ from proxy.request_state import Tries
 from proxy.upstream.failures import REFUSED, CallFailed, failure_of
 
 
-def tries_of(mm_hash: str, plan: Plan, deadline: float, request_id: str) -> Tries:
-    """To encode an item, for as many requests as wait for it."""
-    also = plan.at if plan.encodes_there(mm_hash) else None
-    return Tries(deadline=deadline, request_id=request_id, wanted_model=plan.model, also=also)
+def tries_of(
+    mm_hash: str,
+    plan: Plan,
+    deadline: float,
+    request_id: str,
+    charged: set[tuple[str, Instance]],
+) -> Tries:
+    """To encode an item, for as many requests as wait for it. `charged`: of the first of them."""
+    return Tries(
+        deadline=deadline,
+        request_id=request_id,
+        charged=charged,
+        wanted_model=plan.model,
+        also=plan.at if plan.encodes_there(mm_hash) else None,
+    )
 
 
 def another_encoder(fleet: Fleet, mm_hash: str, plan: Plan, tries: Tries) -> Instance:

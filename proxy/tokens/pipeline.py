@@ -124,6 +124,8 @@ class Pipeline:
             priority=request.priority,
             caller=caller or Caller(),
             record=timeline.record,
+            # A completion of several prompts comes here once for each, with one record.
+            charged=timeline.record.charged,
             request=request,
             media=media,
             vocab_size=model.vocab_size,

@@ -292,3 +292,34 @@ async def test_a_call_is_timed() -> None:
         assert 0.0 < call.so_far_s <= time.monotonic() - before
     assert 0.0 < call.elapsed_s <= time.monotonic() - before
     assert site.workers[0].in_flight == 0 and site.workers[0].heard >= before
+
+
+async def test_a_request_charges_the_only_worker_once_for_each_way_of_failing() -> None:
+    """However often it is tried there: others are still served."""
+    site = Site(1)
+    late: Fail = lambda: CallFailed("slow", "stalled", status=504)  # noqa: E731
+    for failures in ([broken] * 4, [broken, broken, late, late]):
+        site.tries = Tries(deadline=time.monotonic() + 10)
+        site.fails, site.asked = {0: list(failures)}, []
+        with pytest.raises(UpstreamError):
+            await site.run()
+        assert site.asked == [0] * 4 and len(site.tries.take_blamed()) == len(set(failures))
+    assert site.failures() == [3] and site.workers[0].breaker.closed
+
+
+async def test_several_requests_that_fail_at_the_only_worker_open_its_breaker() -> None:
+    site = Site(1)
+    for _ in range(site.workers[0].breaker.threshold):
+        site.tries = Tries(deadline=time.monotonic() + 10)
+        site.fails = {0: [broken] * 4}
+        with pytest.raises((UpstreamError, NoWorker)):
+            await site.run()
+    assert not site.workers[0].breaker.closed
+
+
+async def test_a_worker_that_was_forgiven_is_not_charged_again() -> None:
+    site = Site(2, most=2)
+    site.fails = {number: [broken] * 9 for number in range(2)}
+    with pytest.raises(UpstreamError):
+        await site.run()
+    assert len(site.asked) == 3 and site.failures() == [0, 0]
