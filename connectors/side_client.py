@@ -17,6 +17,7 @@ import zmq
 from connectors.messages import Alive, FromConsumer, FromProducer
 from connectors.meter import Refusals
 from connectors.side_socket import Connection, body
+from protocol.addresses import is_plain_host
 from protocol.curve import Curve
 from protocol.errors import TransferError
 
@@ -53,11 +54,14 @@ class SideClient:
         try:
             connection = self._connections.get(peer) or self._connect(peer)
             connection.socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
-        except (zmq.ZMQError, UnicodeError):
+        except (zmq.ZMQError, ValueError):
             return False
         return True
 
     def _connect(self, peer: Address) -> Connection:
+        # ZMQ would take the host of "a;b" for two.
+        if not is_plain_host(peer[0]):
+            raise ValueError(f"'{peer[0][:128]}' is no host")
         connection = self._connections[peer] = Connection(*peer, self._numbers, self._curve)
         return connection
 

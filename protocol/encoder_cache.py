@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from protocol.addresses import is_tcp
 from protocol.bounds import INT32_MAX
 from protocol.errors import InvalidRequest, NotServing
 from protocol.types import EncodeOutput, EncodeRequest, MMItem, Modality
@@ -127,12 +128,11 @@ def gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
 RANK_HEADER = "x-data-parallel-rank"
 CONSUMER, ITEMS, TRANSFER_ID = "consumer_zmq", "ec_items", "transfer_id"
 _FIELD = "ec_zmq_addrs"
-_ADDRESS = re.compile(r"tcp://[!-+\--.0-~]{1,255}:[0-9]{1,5}")  # printable, without / and comma
 
 
 def is_consumer_address(text: str) -> bool:
     """Whether this is `tcp://HOST:PORT`."""
-    return bool(_ADDRESS.fullmatch(text)) and 0 < int(text.rpartition(":")[2]) < 65536
+    return is_tcp(text) and int(text.rpartition(":")[2]) > 0
 
 
 def split_addresses(text: str) -> list[str]:

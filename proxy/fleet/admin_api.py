@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta
 
+from protocol.addresses import url_host
 from protocol.decoding import accepted
 from protocol.encoder_cache import consumer_addresses
 from protocol.errors import InvalidRequest, Unavailable
@@ -56,9 +57,7 @@ def decode_worker(data: bytes) -> NamedWorker:
 
 def _can_be_asked(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        # What DNS cannot carry is a UnicodeError, which is a ValueError; so is a port that is none.
-        host, _ = (parts.hostname or "").encode("idna"), parts.port
+        host, parts = url_host(url), urlsplit(url)
     except ValueError:
         return False
     plain = url.isprintable() and not any(map(str.isspace, url))

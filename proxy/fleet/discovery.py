@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from protocol.addresses import hosts_in, is_plain_host
 from protocol.decoding import decoded
 from protocol.errors import (
     DeadlineExceeded,
@@ -70,9 +71,9 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     instance.adapters = _texts(info, "adapters")
     instance.revision = _text(info, "revision")
     instance.tokenizer = _text(info, "tokenizer")
-    instance.kv_endpoint = _object(info, "kv_transfer_params")
+    instance.kv_endpoint = _endpoint(instance, info, "kv_transfer_params")
     instance.kv_compatibility = compatibility_of(instance.kv_endpoint)
-    instance.ec_endpoint = _object(info, "ec_transfer_params")
+    instance.ec_endpoint = _endpoint(instance, info, "ec_transfer_params")
     instance.ec_compatibility = _text(info, "ec_compatibility")
     instance.does_all = _text(info, "role") == "pdfusion"
     instance.max_running = _count(info, "max_num_seqs")
@@ -132,6 +133,16 @@ async def _has_route(client: UpstreamClient, url: str) -> bool | None:
     except TriptychError as error:
         return isinstance(error, InvalidRequest)
     return False
+
+
+def _endpoint(instance: Instance, info: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Where other workers are sent to: without it if that is no host."""
+    found = _object(info, name)
+    for field, host in hosts_in(found):
+        if not is_plain_host(host):
+            logger.warning("%s: %s.%s must be a host, not %.128r", instance.url, name, field, host)
+            return None
+    return found
 
 
 def _object(info: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -185,7 +185,7 @@ class MasterConfig(
     )
     allowed_worker_networks: str = option(
         "",
-        "Comma-separated networks (CIDR) that URLs and event endpoints of workers must be in; any:"
+        "Comma-separated networks (CIDR) that all addresses which workers register must be in; any:"
         " all. Empty: all with --fleet-key, without it loopback and private ones and --host.",
         "networks",
         check=check_networks,

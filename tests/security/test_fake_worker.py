@@ -27,7 +27,12 @@ def registered(master: Process) -> list[str]:
 @pytest.mark.parametrize(
     "more",
     [{}, {"url": "http://127.0.0.1:9", "events": [{"endpoint": "tcp://8.8.8.8:5557"}]},
-     {"url": "http://127.0.0.1:9", "events": [{"endpoint": "ipc:///run/some.socket"}]}],
+     {"url": "http://127.0.0.1:9", "events": [{"endpoint": "ipc:///run/some.socket"}]},
+     {"url": "http://127.0.0.1:9", "events": [{"endpoint": "tcp://127.0.0.1:0;8.8.8.8:1"}]},
+     {"url": "http://127.0.0.1:9", "kv_endpoint": {"remote_host": "8.8.8.8", "remote_port": 1}},
+     {"url": "http://127.0.0.1:9", "ec_endpoint": {"peer_host": "0x08080808", "peer_port": 1}},
+     {"url": "http://127.0.0.1:9", "ec_zmq_addrs": ["tcp://8.8.8.8:1"]},
+     {"url": "http://134744072:80"}],
 )  # fmt: skip
 def test_it_is_refused_by_name(master: Process, more: dict[str, Any]) -> None:
     status, answer = call(f"{master.url}/register", {**FAKE, **more})

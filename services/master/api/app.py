@@ -139,7 +139,8 @@ def _instances(service: MasterService) -> APIRouter:
         check(request)
         instance = decode_probed(await read_body(request.receive, _MAX_BODY) or b"")
         if service.networks.named:  # else the admin key is word enough
-            await service.networks.check(instance.url, instance.events)
+            info = instance.info(instance.model, instance.block_size)
+            await service.networks.check_worker(info)
         service.add_instance(instance)
         return JSONResponse({"status": "added"})
 

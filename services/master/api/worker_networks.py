@@ -1,4 +1,4 @@
-"""Where workers may be that register: their URLs and event endpoints are dialled as they are given.
+"""Where workers may be that register: each address that they name is dialled as it is given.
 
 A process that registers decides what masters, proxies and workers connect to, and where users'
 requests go. Without a fleet key that is anyone who reaches the master.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
-from urllib.parse import urlsplit
 
+from protocol.addresses import host_of, hosts_in, is_plain_host, number_of
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.flag_lists import ANY_NETWORK, Network, parse_networks
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
+from services.master.fleet.validation import check_url
 
 _NEAR = (
     "127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",
@@ -41,24 +42,35 @@ class WorkerNetworks:
 
     async def check_worker(self, info: InstanceInfo) -> None:
         """As `check`, of a worker that registers."""
-        await self.check(info.url, info.events)
+        await self.check(info.url, info.events, info.ec_zmq_addrs)
+        for name, endpoint in (
+            ("kv_endpoint", info.kv_endpoint),
+            ("ec_endpoint", info.ec_endpoint),
+        ):
+            for field, host in hosts_in(endpoint):
+                await self._check(f"{name}.{field}", str(host), str(host))
 
-    async def check(self, url: str, events: list[EventSource]) -> None:
-        """`InvalidRequest` names the field and the address that is outside; what is no address is
-        for others to refuse."""
+    async def check(
+        self, url: str, events: Iterable[EventSource], pushed_to: Iterable[str] = ()
+    ) -> None:
+        """`InvalidRequest` names the field and the address that is outside, or is none."""
         if self._networks is None:
             return
-        for field, address in _addresses(url, events):
-            await self._check(field, address)
+        check_url(url)
+        for field, address in _addresses(url, events, pushed_to):
+            # ZMQ also dials ipc:// and the like, which are this machine's own.
+            await self._check(field, address, host_of(address))
 
-    async def _check(self, field: str, address: str) -> None:
-        # ZMQ also dials ipc:// and the like, which are this machine's own.
-        if not address.startswith(("http://", "https://", "tcp://")) and "://" in address:
-            raise self._outside(field, address, "only tcp:// is a network's")
-        host = _host(address)
-        if host is None or not ("." in host or ":" in host):
+    async def _check(self, field: str, address: str, host: str | None) -> None:
+        if self._networks is None:
             return
-        for found in await self._resolved(field, host):
+        if host is None or not is_plain_host(host):
+            raise self._outside(field, address, "it is no plain HOST:PORT of http:// or tcp://")
+        number = number_of(host)
+        # Numbers before names: resolvers take 134744072 for 8.8.8.8.
+        if number is None and "." not in host:
+            return
+        for found in (str(number),) if number is not None else await self._looked_up(field, host):
             if not self._holds(found):
                 raise self._outside(field, address, f"{found} is in none of them")
 
@@ -68,11 +80,7 @@ class WorkerNetworks:
         mapped = getattr(ip, "ipv4_mapped", None)
         return any((mapped or ip) in network for network in self._networks or ())
 
-    async def _resolved(self, field: str, host: str) -> list[str]:
-        try:
-            return [str(ip_address(host.partition("%")[0]))]
-        except ValueError:
-            pass
+    async def _looked_up(self, field: str, host: str) -> list[str]:
         # Any caller may bring names: lookups that hang must not pile up without bound.
         if self._waiting >= _WAITING:
             raise Unavailable("too many workers with names register at once", retry_after_s=1.0)
@@ -104,26 +112,19 @@ def _allowed(config: MasterConfig, *, keyed: bool) -> tuple[Network, ...] | None
         return None if text.strip().lower() == ANY_NETWORK else parse_networks(text)
     if keyed:
         return None
-    own = _host(f"tcp://{config.host}:0") or ""
     try:
-        return (*map(ip_network, _NEAR), ip_network(own))
+        return (*map(ip_network, _NEAR), ip_network(config.host.strip("[]")))
     except ValueError:
         return tuple(map(ip_network, _NEAR))
 
 
-def _addresses(url: str, events: list[EventSource]) -> Iterator[tuple[str, str]]:
+def _addresses(
+    url: str, events: Iterable[EventSource], pushed_to: Iterable[str]
+) -> Iterator[tuple[str, str]]:
     yield "url", url
     for source in events:
         yield "events", source.endpoint
         if source.replay:
             yield "events", source.replay
-
-
-def _host(address: str) -> str | None:
-    """None if there is none, or no name that the domain name system has."""
-    try:
-        host = urlsplit(address).hostname or ""
-        host.encode("idna")
-    except ValueError:
-        return None
-    return host or None
+    for address in pushed_to:
+        yield "ec_zmq_addrs", address

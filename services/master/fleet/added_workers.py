@@ -16,7 +16,7 @@ from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry
-from services.master.fleet.validation import check_url, same_process
+from services.master.fleet.validation import check_events, check_url, same_process
 
 MAX_BLOCK_SIZE = 65536
 _MAX_REMOVED = 4096  # names, kept from masters that were cut off when they were removed
@@ -65,6 +65,7 @@ def decode_probed(data: bytes) -> ProbedInstance:
     if found.encodes and found.role != "prefill":
         message = f"encodes: only a worker of the role prefill may have it, not {found.role}"
         raise InvalidRequest(message, param="encodes")
+    check_events(found.events)
     consumer_addresses(found.ec_zmq_addrs, found.dp_size, found.role)
     return found
 

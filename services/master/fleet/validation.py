@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from protocol.addresses import hosts_in, is_plain_host, is_tcp, url_host
+from protocol.encoder_cache import is_consumer_address
 from protocol.errors import InvalidRequest
+from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, Load
 
 if TYPE_CHECKING:
@@ -29,9 +31,7 @@ def check_url(url: str) -> None:
     if strange := _STRANGE.search(url):
         raise _bad_url(url, f"{strange[0]!r} is no part of one")
     try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
-        host.encode("idna")
+        host = url_host(url)
     except ValueError as error:
         raise _bad_url(url, str(error)) from None
     if not host:
@@ -40,6 +40,30 @@ def check_url(url: str) -> None:
 
 def _bad_url(url: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"url: '{url}' is not an address: {problem}", param="url", code="bad_url")
+
+
+def check_events(sources: Iterable[EventSource]) -> None:
+    """An endpoint of TCP names one host: ZMQ connects to the last that it finds in an address."""
+    for source in sources:
+        for address in (source.endpoint, source.replay):
+            if address.startswith("tcp:") and not is_tcp(address):
+                raise _no_address("events", f"'{address[:128]}' is not tcp://HOST:PORT")
+
+
+def _check_endpoints(info: InstanceInfo) -> None:
+    """Where others are sent to for KV and embeddings, and where encoders push these to."""
+    ends = {"kv_endpoint": info.kv_endpoint, "ec_endpoint": info.ec_endpoint}
+    for name, endpoint in ends.items():
+        for field, host in hosts_in(endpoint):
+            if not is_plain_host(host):
+                raise _no_address(name, f"{field} must be a host, not {host!r:.128}")
+    for address in info.ec_zmq_addrs:
+        if not is_consumer_address(address):
+            raise _no_address("ec_zmq_addrs", f"'{address[:128]}' is not tcp://HOST:PORT")
+
+
+def _no_address(name: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {problem}", param=name, code="bad_address")
 
 
 def check_load(load: Load) -> None:
@@ -59,6 +83,8 @@ def check_info(info: InstanceInfo) -> None:
     is refused before it is told to another process."""
     check_load(info.load)
     check_url(info.url)
+    check_events(info.events)
+    _check_endpoints(info)
     if info.roles:
         _check_roles(info)
     # As a whole first, which is what is told on: fields are tried only to name one.

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.decoding import accepted
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
-from protocol.kv_events import decode_event_batch
+from protocol.kv_events import EventSource, decode_event_batch
 from protocol.placement import Placement, ScheduleRequest
 from protocol.registry import InstanceInfo, InstanceName, Workers
 from protocol.settings import resolve
@@ -61,6 +61,29 @@ def test_a_url_that_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         registry.register(info(url=url), 0.0)
     assert (caught.value.param, registry.instances) == ("url", {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("events", [EventSource("tcp://a:1;b:2")]), ("events", [EventSource("tcp://a:1", "tcp://b")]),
+     ("kv_endpoint", {"remote_host": "a:0;b", "remote_port": 5}),
+     ("kv_endpoint", {"remote_host": ["a"], "remote_port": 5}),
+     ("ec_endpoint", {"peer_host": "*", "peer_port": 5}),
+     ("ec_zmq_addrs", ["tcp://a:1;b:2"]), ("ec_zmq_addrs", ["tcp://a:0"])],
+)  # fmt: skip
+def test_an_address_to_connect_to_names_one_host(field: str, value: Any) -> None:
+    """Wherever workers may be."""
+    registry = Registry(MasterConfig())
+    with pytest.raises(InvalidRequest) as caught:
+        registry.register(info(**{field: value}), 0.0)
+    assert (caught.value.param, caught.value.code) == (field, "bad_address")
+    assert registry.instances == {}
+
+
+def test_nor_may_one_that_is_added_by_hand_name_another() -> None:
+    body = {"role": "decode", "url": "http://a:1", "events": [{"endpoint": "tcp://a:1;b:2"}]}
+    with pytest.raises(InvalidRequest, match="events"):
+        decode_probed(msgspec.json.encode(body))
 
 
 def test_addresses_of_every_kind_are_taken() -> None:

@@ -31,6 +31,21 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         assert instance.kv_compatibility == "m:bf16"
 
 
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
+@pytest.mark.parametrize("host", ["a:0;b", "*", 5, ["a"]])
+async def test_an_endpoint_that_is_no_host_is_told_to_no_other_worker(
+    field: str, host: Any
+) -> None:
+    key = "remote_host" if field.startswith("kv") else "peer_host"
+    info = {**OURS["/server_info"], field: {key: host}}
+    async with serving(Worker({**OURS, "/server_info": info})) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert instance.up
+        found = instance.kv_endpoint if field.startswith("kv") else instance.ec_endpoint
+        assert found is None
+
+
 @pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
 async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> None:
     """vLLM gathers its environment for the first /server_info."""
