@@ -25,18 +25,17 @@ TriptychError
 from __future__ import annotations
 
 import errno
+import math
 import os
-import re
 import socket
 from typing import Any
 
 import msgspec
 
-_NAMES = (
-    (re.compile(r"(?:master )?\b(?:https?|tcp|ipc)://[^\s'\",;)]*[^\s'\",;:.)]"), "a worker"),
-    (re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|\b[\w.-]*[A-Za-z0-9]):\d{2,5}\b"), "a worker"),
-    (re.compile(r"\binstance [0-9a-f]{8,64}\b"), "an instance"),
-)
+from protocol.internal_names import without_names
+
+LONGEST_RETRY_S = 3600.0
+"""What another process gives as a wait may be any number, and infinity has no digits."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,7 +51,8 @@ class TriptychError(Exception):
     """Base of every error raised on purpose.
 
     `status` is the HTTP status it maps to, `code` a stable machine-readable word,
-    `param` the request field at fault (None if no single field is).
+    `param` the request field at fault (None if no single field is), `retry_after_s` the seconds
+    after which the client may ask again, within bounds (None if not said).
     """
 
     status = 500
@@ -73,6 +73,16 @@ class TriptychError(Exception):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+
+    @property
+    def retry_after_s(self) -> float | None:
+        return self._retry_after_s
+
+    @retry_after_s.setter
+    def retry_after_s(self, seconds: float | None) -> None:
+        if seconds is not None:
+            seconds = None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_RETRY_S)
+        self._retry_after_s = seconds
 
     def to_openai(self) -> dict[str, Any]:
         """The body OpenAI clients parse: {"error": {message, type, param, code}}. What went wrong
@@ -175,13 +185,6 @@ class IncompatiblePeer(TransferError):
 
 class ConfigError(TriptychError):
     code = "config_error"
-
-
-def without_names(message: str) -> str:
-    """`message` without URLs, addresses and ids of processes."""
-    for pattern, instead in _NAMES:
-        message = pattern.sub(instead, message)
-    return message
 
 
 def error_info(error: BaseException) -> ErrorInfo:

@@ -29,7 +29,6 @@ from proxy.upstream.answer import Answer
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _NOT_IMPLEMENTED = 501  # vLLM, for a field or a task that its model has not
-_LONGEST_WAIT_S = 3600.0  # a Retry-After may be any number
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
 SILENT, UNCONNECTED, OTHER_INSTANCE = "silent", "unconnected", "other_instance"
@@ -84,7 +83,7 @@ class Refused(TriptychError):
         """What a client may be told of it, and when to ask again."""
         busy = self.answer.retry_after
         if self.status in _BUSY:
-            self.retry_after_s = min(float(busy), _LONGEST_WAIT_S) if busy.isdigit() else 1.0
+            self.retry_after_s = float(busy) if busy.isdigit() else 1.0
         elif self.status >= 500 and self.status not in (502, 504):
             self.status, self.code = UpstreamError.status, UpstreamError.code
             self.message = f"{self.url}: {self.message}"

@@ -26,6 +26,8 @@ from protocol.errors import (
     from_openai,
     is_own_shortage,
 )
+from proxy.upstream.client import raise_for_status
+from services.http.errors import error_response
 from tests.support.shortage import no_files_left
 
 HTTP_404, UPSTREAM = "worker answered HTTP 404", "upstream_error"
@@ -123,3 +125,24 @@ def test_a_name_that_cannot_be_looked_up_without_files_is_our_own() -> None:
     assert not is_own_shortage(unknown)
     with no_files_left():
         assert is_own_shortage(unknown)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(float("9" * 400), 3600.0), (float("nan"), None), (-5.0, 0.0), (1e9, 3600.0), (2.5, 2.5),
+     (None, None)],
+)  # fmt: skip
+def test_a_wait_is_bounded(given: float | None, told: float | None) -> None:
+    error = Unavailable("full", retry_after_s=given)
+    assert error.retry_after_s == told
+    error = Unavailable("full", retry_after_s=1.0)
+    error.retry_after_s = given
+    assert error.retry_after_s == told
+    assert 1 <= int(error_response(error).headers.get("retry-after", "1")) <= 3600
+
+
+@pytest.mark.parametrize("after", ["9" * 400, "-1", "nan", "inf", "٣", "soon", ""])
+def test_a_wait_of_a_worker_is_bounded_too(after: str) -> None:
+    with pytest.raises(Unavailable) as caught:
+        raise_for_status("http://w:1", 503, b'{"error":{"message":"full"}}', after, called=True)
+    assert 1 <= int(error_response(caught.value).headers.get("retry-after", "1")) <= 3600
