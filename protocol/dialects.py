@@ -50,7 +50,8 @@ OPENAI: Mapping[str, str] = MappingProxyType(
         "request_id": "passed on; the header alone names the request at the proxy.",
         "session_id": "passed on; the header alone keeps a session on its workers.",
         "kv_transfer_params": "left out: prefill's handles take its place.",
-        "ec_transfer_params": "passed on, with what encode workers said beside it.",
+        "ec_transfer_params": "left out, unless --allow-media-references is set; then passed on,"
+        " with what encode workers said beside it.",
     }
 )
 """Of chats and completions."""

@@ -74,7 +74,8 @@ SCOPES: Mapping[str, Scope] = MappingProxyType(
         # Protocol of the workers
         "dialect": _BOTH,
         "allow_media_references": Scope(
-            "tokens", note="In the tokens dialect only: workers of other engines decide themselves."
+            note="In the openai dialect only ec_transfer_params need it, which say where embeddings"
+            " are: workers of other engines decide themselves about uuids."
         ),
         "send_media": _OPENAI,
         # Queue

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from protocol.errors import InvalidRequest
 from protocol.sampling_checks import check_priority
+from proxy.relay.client_fields import HANDLES, PARAMS, fields_of, too_deep
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
@@ -27,14 +28,12 @@ _REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
-_HANDLES, _PARAMS = "kv_transfer_params", "ec_transfer_params"
 TOKEN_IDS = "return_token_ids"
 # Each would contradict a single token that is not streamed.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _URGENCY = 1 << 31
 _FOR_ENCODERS = ("model", *_PROCESSING)
-_DECODER = msgspec.json.Decoder(dict[str, Any])
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -44,7 +43,7 @@ class RequestBody:
 
     `raw`: the body as it came.
     `data_urls`: its large data URLs, kept aside.
-    `fields`: the rest, decoded, without KV handles.
+    `fields`: the rest, decoded, without what no client may give.
     `stream`: the client wants the answer as a stream.
     `as_given`: the raw bytes may go on.
     `items`: the media that an encoder could encode, once `find_media` has been called.
@@ -60,27 +59,14 @@ class RequestBody:
     seen_before: set[str] = field(default_factory=set)
 
     @staticmethod
-    def parse(body: bytes) -> RequestBody:
-        """Only what the proxy itself needs is checked; the rest is the workers' business."""
+    def parse(body: bytes, *, references: bool = False) -> RequestBody:
+        """Only what the proxy itself needs is checked; the rest is the workers' business.
+        `references`: as of `fields_of`."""
         data_urls = DataUrls(body)
-        try:
-            fields = _DECODER.decode(data_urls.small)
-        except msgspec.ValidationError:
-            raise InvalidRequest("the request must be a JSON object") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
-        except RecursionError:
-            raise _too_deep() from None
+        fields, as_given = fields_of(data_urls.small, references=references)
         stream = fields.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise InvalidRequest("stream must be true or false", param="stream")
-        # KV handles say where a worker fetches: they are no client's to give.
-        as_given = _HANDLES not in fields
-        handles = fields.pop(_HANDLES, None)
-        if handles is not None and not isinstance(handles, dict):
-            raise InvalidRequest(
-                f"{_HANDLES} must be an object", param=_HANDLES, code="invalid_type"
-            )
         return RequestBody(body, data_urls, fields, bool(stream), as_given)
 
     def find_media(self, limit: int) -> None:
@@ -127,7 +113,7 @@ class RequestBody:
         message = {"role": "user", "content": [self._named(item, name) if name else item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
         if push is not None:
-            body[_PARAMS] = push
+            body[PARAMS] = push
         return self.data_urls.fill(json_of(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
@@ -153,8 +139,8 @@ class RequestBody:
         """As `bare`, with `ec_transfer_params` beside those that the client gives."""
         if not params:
             return self.bare
-        params = _beside(self.fields.get(_PARAMS), params)
-        return self.data_urls.fill(json_of({**self.fields, _PARAMS: params}))
+        params = _beside(self.fields.get(PARAMS), params)
+        return self.data_urls.fill(json_of({**self.fields, PARAMS: params}))
 
     def decode_body(
         self,
@@ -166,7 +152,7 @@ class RequestBody:
     ) -> Body:
         """The whole request, with prefill's handles where there are some. `ids`: token ids are
         asked for, which the client has not."""
-        more: dict[str, Any] = {} if handed is None else {_HANDLES: handed}
+        more: dict[str, Any] = {} if handed is None else {HANDLES: handed}
         if ids:
             more[TOKEN_IDS] = True
         if media is None and self.as_given:
@@ -186,7 +172,7 @@ class RequestBody:
     ) -> dict[str, Any]:
         if media is None or not media.changes_body:
             return body
-        params = _beside(body.get(_PARAMS), media.params())
+        params = _beside(body.get(PARAMS), media.params())
         nameable = self._nameable(media) if references else set()
         parts = [
             (item, reference.part(item.modality))
@@ -197,7 +183,7 @@ class RequestBody:
         ]
         parts += [(item, self._named(item, name)) for item, name in media.names]
         messages = replaced(body["messages"], parts)
-        return {**body, "messages": messages, **({_PARAMS: params} if params else {})}
+        return {**body, "messages": messages, **({PARAMS: params} if params else {})}
 
     def _nameable(self, media: EncodedMedia) -> set[str]:
         """Modalities whose media are named instead of sent."""
@@ -225,7 +211,7 @@ def json_of(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
 def _as_number(given: object) -> float:
@@ -236,10 +222,6 @@ def _as_number(given: object) -> float:
         return float(given) if isinstance(given, str) else 0
     except ValueError:
         return 0
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("the JSON is nested too deeply", code="malformed_json")
 
 
 def digest_of(body: Body, *more: bytes) -> bytes:

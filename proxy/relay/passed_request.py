@@ -69,6 +69,7 @@ class PassedRequests:
         self._names = OwnNames(gateway.fleet, gateway.config.served_names)
         self._keyed = gateway.config.asks_for_api_keys
         self._min_priority = gateway.config.min_priority
+        self._references = gateway.config.allow_media_references
         self._most_media = gateway.config.limit_mm_per_prompt
 
     def read(
@@ -113,7 +114,7 @@ class PassedRequests:
 
     def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
         """`named`: whether the request has its name from a header."""
-        read = RequestBody.parse(passed.body)
+        read = RequestBody.parse(passed.body, references=self._references)
         if not named:
             name = named_id(read.fields.get("request_id"), passed.request_id.encode())
             passed.headers["x-request-id"] = name.decode()

@@ -50,6 +50,7 @@ class Relay:
         self._deadlines: list[_Deadline] = []
         self._tracer = gateway.tracer
         self._min_priority = config.min_priority
+        self._references = config.allow_media_references
         self._names = OwnNames(gateway.fleet, config.served_names)
 
     async def close(self) -> None:
@@ -156,7 +157,7 @@ class Relay:
                 admission.leave(tenant)
 
     def _read(self, client: ClientRequest) -> RequestBody:
-        request = RequestBody.parse(client.body)
+        request = RequestBody.parse(client.body, references=self._references)
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
         self._names.rename(request)

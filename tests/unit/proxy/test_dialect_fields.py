@@ -21,8 +21,9 @@ Json = dict[str, Any]
 TURNS = user(image("data:,x"))
 
 
-def parsed(**fields: Any) -> RequestBody:
-    request = RequestBody.parse(json.dumps({"messages": TURNS, **fields}).encode())
+def parsed(*, allowed: bool = False, **fields: Any) -> RequestBody:
+    body = json.dumps({"messages": TURNS, **fields}).encode()
+    request = RequestBody.parse(body, references=allowed)
     request.find_media(32)
     return request
 
@@ -128,10 +129,12 @@ def kv_transfer_params() -> None:
 
 
 def ec_transfer_params() -> None:
-    request = parsed(ec_transfer_params={"other": {"a": 1}})
-    media = EncodedMedia([(request.items[0], Reference("ab", {"metadata": GRID}))])
-    sent = loads(request.decode_body(media, None, references=True))["ec_transfer_params"]
-    assert sent["other"] == {"a": 1} and sent["ab"]["metadata"] == GRID
+    for allowed in (False, True):
+        request = parsed(ec_transfer_params={"other": {"a": 1}}, allowed=allowed)
+        media = EncodedMedia([(request.items[0], Reference("ab", {"metadata": GRID}))])
+        sent = loads(request.decode_body(media, None, references=True))["ec_transfer_params"]
+        assert (sent.get("other") == {"a": 1}) is allowed and sent["ab"]["metadata"] == GRID
+        assert (b"ec_transfer_params" in b"".join(request.bare)) is allowed
 
 
 PROBES: dict[str, Callable[[], None]] = {

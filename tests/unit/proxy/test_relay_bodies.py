@@ -14,8 +14,8 @@ BIG = "data:image/png;base64," + "A" * 10_000
 GRID = {"image_grid_thw": [1, 4, 4]}
 
 
-def parsed(**fields: Any) -> RequestBody:
-    request = RequestBody.parse(json.dumps(fields).encode())
+def parsed(*, allowed: bool = False, **fields: Any) -> RequestBody:
+    request = RequestBody.parse(json.dumps(fields).encode(), references=allowed)
     request.find_media(32)
     return request
 
@@ -95,7 +95,7 @@ def test_prefill_and_decode_get_references_for_media() -> None:
     request = parsed(
         messages=user(image(BIG), text, image(BIG), image("x")), stream=True, max_tokens=9, n=2,
         max_completion_tokens=9, stream_options={"include_usage": True},
-        ec_transfer_params={"k": {}},
+        ec_transfer_params={"k": {}}, allowed=True,
     )  # fmt: skip
     media = references(request, "h1", "h1", "h2")
     first = {"type": "image_embeds", "image_embeds": GRID, "uuid": "h1"}

@@ -11,7 +11,7 @@ from proxy.relay.resume.eligibility import can_be_resumed
 
 def resumable(**more: Any) -> bool:
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "temperature": 0}
-    return can_be_resumed(RequestBody.parse(json.dumps({**body, **more}).encode()))
+    return can_be_resumed(RequestBody.parse(json.dumps({**body, **more}).encode(), references=True))
 
 
 @pytest.mark.parametrize(
