@@ -24,15 +24,12 @@ TriptychError
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import socket
 from typing import Any
 
 import msgspec
 
-from protocol.internal_names import without_names
+from protocol.internal_names import ADDRESS, without_names
 
 LONGEST_RETRY_S = 3600.0
 """What another process gives as a wait may be any number, and infinity has no digits."""
@@ -58,6 +55,9 @@ class TriptychError(Exception):
     status = 500
     code = "internal_error"
     type = "server_error"
+    # Its message is another process's, which may name addresses whatever the status is. What this
+    # process says of a request may give the client's own words back.
+    foreign = False
 
     def __init__(
         self,
@@ -74,6 +74,9 @@ class TriptychError(Exception):
         if code is not None:
             self.code = code
 
+    def __str__(self) -> str:
+        return self.message
+
     @property
     def retry_after_s(self) -> float | None:
         return self._retry_after_s
@@ -87,9 +90,14 @@ class TriptychError(Exception):
     def to_openai(self) -> dict[str, Any]:
         """The body OpenAI clients parse: {"error": {message, type, param, code}}. What went wrong
         in the fleet is told without the names of its processes, which are for the log."""
+        message = self.message
+        if self.status >= 500:
+            message = without_names(message)
+        elif self.foreign:
+            message = without_names(message, ADDRESS)
         return {
             "error": {
-                "message": self.message if self.status < 500 else without_names(self.message),
+                "message": message,
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
@@ -194,6 +202,13 @@ def error_info(error: BaseException) -> ErrorInfo:
     return ErrorInfo(500, f"{type(error).__name__}: {error}", "internal_error")
 
 
+def from_worker(info: ErrorInfo) -> TriptychError:
+    """As `from_info`, of a process whose addresses are no client's business."""
+    error = from_info(info)
+    error.foreign = True
+    return error
+
+
 def from_info(info: ErrorInfo) -> TriptychError:
     """Rebuild an error that another process sent, as the class that has its status.
 
@@ -214,7 +229,7 @@ def from_openai(status: int, body: object) -> TriptychError:
     fields = error if isinstance(error, dict) else {}
     message = str(fields.get("message") or f"worker answered HTTP {status}")
     param, code = fields.get("param"), fields.get("code")
-    return from_info(
+    return from_worker(
         ErrorInfo(
             status,
             message,
@@ -226,22 +241,3 @@ def from_openai(status: int, body: object) -> TriptychError:
 
 def _tree(root: type[TriptychError]) -> list[type[TriptychError]]:
     return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
-
-
-_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL})
-
-
-def is_own_shortage(error: BaseException | None) -> bool:
-    """Whether a call failed because this process or machine has no files, memory or ports left."""
-    if isinstance(error, socket.gaierror):
-        # A resolver that cannot open its files or a socket says that the name is unknown.
-        return error.errno == socket.EAI_MEMORY or not _can_open()
-    return isinstance(error, OSError) and error.errno in _SHORT
-
-
-def _can_open() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return False
-    return True

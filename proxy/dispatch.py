@@ -24,7 +24,7 @@ from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
-from proxy.upstream.failures import Failure, failure_of
+from proxy.upstream.failures import Failure, failure_of, judge_key
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -70,6 +70,7 @@ class Dispatch:
 
     def failed(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
         """Note a call that has ended with `error`: on the worker, and on the request."""
+        judge_key(error, own=tries.own_key)
         failure = failure_of(error)
         if not failure.retry:
             return  # it speaks of the request alone

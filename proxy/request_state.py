@@ -33,6 +33,7 @@ class Tries:
     `charges`: by way of failing, what that worker's breaker was charged for it.
     `charged`: which ways of failing which worker was charged with, forgiven or not; all work for
     one request shares it.
+    `own_key`: a worker that refuses the caller's key refuses the client's, or asks for one.
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
@@ -51,6 +52,7 @@ class Tries:
     seen: dict[str, Instance | None] = field(default_factory=dict)
     charges: dict[str, list[int]] = field(init=False, default_factory=dict)
     charged: set[tuple[str, Instance]] = field(default_factory=set)
+    own_key: bool = False
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
@@ -81,7 +83,7 @@ class Tries:
 
     def beside(self) -> Tries:
         """For other work that the request needs."""
-        return Tries(deadline=self.deadline, charged=self.charged)
+        return Tries(deadline=self.deadline, charged=self.charged, own_key=self.own_key)
 
     def charges_first(self, kind: str, instance: Instance) -> bool:
         """Whether a worker has not been charged with this way of failing yet; it is from now on."""

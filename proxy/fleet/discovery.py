@@ -23,7 +23,7 @@ from protocol.openai_answers import OWNER
 from protocol.refs import compatibility_of
 from proxy.fleet.worker import Dialect, Instance
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.failures import NOT_A_WORKER, WRONG_KEY, CallFailed
+from proxy.upstream.failures import FORBIDDEN, NOT_A_WORKER, WRONG_KEY, CallFailed
 
 logger = logging.getLogger(__name__)
 _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"})
@@ -129,7 +129,7 @@ async def _has_route(client: UpstreamClient, url: str) -> bool | None:
     except (DeadlineExceeded, RateLimited, Unavailable):
         return None
     except CallFailed as failure:
-        return False if failure.kind == NOT_A_WORKER else None
+        return False if failure.kind in (NOT_A_WORKER, FORBIDDEN) else None
     except TriptychError as error:
         return isinstance(error, InvalidRequest)
     return False

@@ -12,7 +12,7 @@ from protocol.errors import (
     InternalError,
     TriptychError,
     UpstreamError,
-    from_info,
+    from_worker,
 )
 from protocol.placement import (
     MOST_AT_ONCE,
@@ -126,7 +126,7 @@ class Batches:
 
     def _settle(self, one: _Asked, result: ScheduleResult) -> None:
         if result.error is not None:
-            error = from_info(result.error)
+            error = from_worker(result.error)
             error.retry_after_s = result.retry_after_s
             # It may have placed the request before it failed, and is to hear of its end.
             broken = error.status == InternalError.status

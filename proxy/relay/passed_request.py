@@ -68,6 +68,7 @@ class PassedRequests:
     def __init__(self, gateway: Gateway) -> None:
         self._names = OwnNames(gateway.fleet, gateway.config.served_names)
         self._keyed = gateway.config.asks_for_api_keys
+        self._has_key = bool(gateway.config.authorization)
         self._min_priority = gateway.config.min_priority
         self._references = gateway.config.allow_media_references
         self._most_media = gateway.config.limit_mm_per_prompt
@@ -84,6 +85,7 @@ class PassedRequests:
             deadline=deadline.at,
             request_id=headers["x-request-id"],
             caller=caller,
+            own_key=not self._keyed and ("authorization" in headers or not self._has_key),
             route=route,
             body=body,
             headers=headers,

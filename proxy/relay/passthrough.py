@@ -181,7 +181,7 @@ class Passing:
         if refused.again:
             raise refused
         self._metrics.errors.labels(refused.code).inc()
-        return _whole(refused.answer)
+        return _whole(refused.told())
 
 
 def passing(gateway: Gateway, taken: Collection[str] = ()) -> APIRouter:

@@ -107,6 +107,7 @@ class Relay:
         client.trace(response.record.trace_headers)
         caller = self._caller(client)
         # In this order: the client's key goes before the workers' own takes its place.
+        own_key = not self._keyed and bool(client.authorization or not self._authorization)
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)
@@ -121,6 +122,7 @@ class Relay:
                 request_id=client.request_id.decode("latin-1"),
                 priority=body.priority(self._min_priority),
                 caller=caller,
+                own_key=own_key,
                 client=client,
                 body=body,
                 response=response,
@@ -182,7 +184,7 @@ class Relay:
         else:
             self.observe(refused)
             response.record.outcome = refused.code
-            response.whole(refused.answer)
+            response.whole(refused.told())
 
     def _fail(self, response: ClientResponse, error: TriptychError) -> None:
         self.observe(error)

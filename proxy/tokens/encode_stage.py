@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.decoding import decoded
-from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_info
+from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_worker
 from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode, encode_item
 from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import traced
@@ -213,7 +213,7 @@ class EncodeStage:
         if output.missing:
             output = await self._call(encoder, item, item.data)
         if output.error is not None:
-            raise from_info(output.error)
+            raise from_worker(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
         self._remember(item.key, encoder.url)

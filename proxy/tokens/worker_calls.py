@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from protocol.decoding import decoded
-from protocol.errors import TriptychError, UpstreamError, from_info
+from protocol.errors import TriptychError, UpstreamError, from_worker
 from protocol.generate import ABORT_PATH, GENERATE_PATH, encode_generate
 from protocol.generate_answers import GenerateAnswer
 from protocol.request_record import traced
@@ -202,7 +202,7 @@ def _answer_in(data: bytes, worker: Instance, wanted: GenerateRequest) -> Genera
 
     answer = decoded(data, GenerateAnswer, fail=invalid)
     if answer.error is not None:
-        raise from_info(answer.error)
+        raise from_worker(answer.error)
     if answer.request_id != wanted.request_id:
         raise UpstreamError(f"{worker.url} answered another request")
     return answer

@@ -18,12 +18,15 @@ from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
 from protocol.generate import INSTANCE_HEADER
 from proxy.upstream.connector import Connector, Sent, noting_kept, on_live_connection
 from proxy.upstream.failures import (
+    FORBIDDEN,
     NOT_A_WORKER,
     OTHER_INSTANCE,
     UNREACHABLE,
     WRONG_KEY,
     CallFailed,
     is_no_worker,
+    refused_key,
+    refuses_caller,
 )
 from proxy.upstream.messages import Messages
 from proxy.upstream.patience import Patience, RawAnswer, events_of, patiently, read_whole
@@ -201,6 +204,8 @@ def raise_for_status(url: str, status: int, body: bytes, retry_after: str, *, ca
         content = decoded(body, dict, fail=UpstreamError)
     if refuses_key(status, content):
         raise CallFailed(f"{url} has another --fleet-key than this proxy", WRONG_KEY)
+    if called and refuses_caller(status):
+        raise CallFailed(refused_key(url, status), FORBIDDEN)
     if called and is_no_worker(status, content):
         raise CallFailed(f"{url} answered HTTP {status} and is no worker", NOT_A_WORKER)
     error = from_openai(status, content)

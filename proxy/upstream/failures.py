@@ -8,11 +8,15 @@ and a shortage of this process counts against no worker.
 from __future__ import annotations
 
 import errno
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from protocol.decoding import decoded
 from protocol.errors import (
+    LONGEST_RETRY_S,
     DeadlineExceeded,
     EmbeddingLost,
     NotServing,
@@ -21,16 +25,20 @@ from protocol.errors import (
     Unavailable,
     UpstreamError,
     from_openai,
-    is_own_shortage,
 )
 from protocol.fleet_key import refuses_key
+from protocol.internal_names import body_without_names
+from protocol.shortage import is_own_shortage
 from proxy.upstream.answer import Answer
 
+logger = logging.getLogger(__name__)
 _BUSY = (429, 503)
+_LONGEST_REFUSAL = 1 << 16  # bytes of an answer that is gone through
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
+_KEYS = (401, 403)
 _NOT_IMPLEMENTED = 501  # vLLM, for a field or a task that its model has not
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
-WRONG_KEY = "wrong_fleet_key"
+WRONG_KEY, FORBIDDEN = "wrong_fleet_key", "forbidden"
 SILENT, UNCONNECTED, OTHER_INSTANCE = "silent", "unconnected", "other_instance"
 _GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED, OTHER_INSTANCE)
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
@@ -66,6 +74,8 @@ class Refused(TriptychError):
     words are no labels for metrics.
     """
 
+    foreign = True
+
     def __init__(self, url: str, answer: Answer) -> None:
         try:
             content: Any = decoded(answer.body, Any, fail=ValueError)
@@ -91,7 +101,29 @@ class Refused(TriptychError):
             self.again, self.worker_code = True, NOT_A_WORKER
         elif refuses_key(self.answer.status, content):  # our fault or the worker's, no client's
             self.again, self.worker_code = True, WRONG_KEY
-            self.status, self.code, self.type = 502, UpstreamError.code, UpstreamError.type
+            self._ours()
+
+    def forbidden(self) -> None:
+        """The worker does not take this proxy's key."""
+        self.again, self.worker_code = True, FORBIDDEN
+        self.message = refused_key(self.url, self.answer.status)
+        self._ours()
+
+    def _ours(self) -> None:
+        self.status, self.code, self.type = 502, UpstreamError.code, UpstreamError.type
+
+    def told(self) -> Answer:
+        """What a client gets whose fault it is: the worker's words, without names of processes."""
+        body, after = self.answer.body, b""
+        if len(body) <= _LONGEST_REFUSAL:
+            body = body_without_names(body)
+        else:
+            body = msgspec.json.encode(self.to_openai())
+        if body != self.answer.body:
+            logger.info("%s: HTTP %d: %.1000s", self.url, self.answer.status, self.message)
+        if self.answer.retry_after.isdigit():
+            after = b"%d" % min(float(self.answer.retry_after), LONGEST_RETRY_S)
+        return self.answer._replace(body=body, retry_after=after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +170,27 @@ def failure_of(error: TriptychError) -> Failure:
 
 def _refusal(error: Refused) -> Failure:
     status = error.answer.status
-    if error.worker_code in (NOT_A_WORKER, WRONG_KEY):
+    if error.worker_code in (NOT_A_WORKER, WRONG_KEY, FORBIDDEN):
         return Failure(error.worker_code, True, True)
     gone = error.worker_code == NotServing.code
     return Failure(str(status), error.again, error.again and status not in _BUSY, gone)
+
+
+def refused_key(url: str, status: int) -> str:
+    """What has to be mended where a worker does not take this proxy's calls."""
+    return f"{url}: HTTP {status}: it asks for another API key than this proxy's --worker-api-key"
+
+
+def refuses_caller(status: int) -> bool:
+    """Whether a worker says that it does not take the caller's key."""
+    return status in _KEYS
+
+
+def judge_key(error: TriptychError, *, own: bool) -> None:
+    """Whose fault it is that a worker does not take the caller's key: the client's if it brought
+    its `own`, or could have."""
+    if isinstance(error, Refused) and not own and refuses_caller(error.answer.status):
+        error.forbidden()
 
 
 def is_no_worker(status: int, content: object) -> bool:

@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from protocol.decoding import decoded
-from protocol.errors import UpstreamError, is_own_shortage
+from protocol.errors import UpstreamError
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Name
+from protocol.shortage import is_own_shortage
 from services.master.fleet.added_workers import WorkerMetrics
 from services.master.probing.shortage import NotAsked
 from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from

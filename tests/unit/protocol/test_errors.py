@@ -2,7 +2,9 @@
 
 import errno
 import socket
+import time
 
+import msgspec
 import pytest
 
 from protocol.errors import (
@@ -24,9 +26,12 @@ from protocol.errors import (
     error_info,
     from_info,
     from_openai,
-    is_own_shortage,
+    from_worker,
 )
+from protocol.shortage import is_own_shortage
+from proxy.upstream.answer import Answer
 from proxy.upstream.client import raise_for_status
+from proxy.upstream.failures import Refused
 from services.http.errors import error_response
 from tests.support.shortage import no_files_left
 
@@ -56,6 +61,38 @@ def test_they_hear_what_happened_and_not_where(message: str, told: str) -> None:
 def test_their_own_words_are_given_back() -> None:
     message = "messages[0]: https://their.example:8443/cat.png has no picture"
     assert InvalidRequest(message).to_openai()["error"]["message"] == message
+
+
+WORDS = {
+    "http://10.0.0.1:99/ secret": "an address secret",
+    "the peer at decode-1:8001 has no such token": "the peer at an address has no such token",
+    f"instance {'3f2a' * 8} serves m": "an instance serves m",
+    "max_tokens: line 3:15 has '70000' at [1:20]": "max_tokens: line 3:15 has '70000' at [1:20]",
+}
+
+
+@pytest.mark.parametrize(("message", "told"), WORDS.items())
+@pytest.mark.parametrize("status", [400, 404, 429])
+def test_nor_do_they_hear_it_in_a_workers_word_of_their_request(
+    message: str, told: str, status: int
+) -> None:
+    body = {"error": {"message": message, "code": status}}
+    errors = (
+        from_openai(status, body),
+        from_worker(ErrorInfo(status, message, "x")),
+        Refused("http://w:1", Answer(status, b"application/json", msgspec.json.encode(body))),
+    )
+    assert {error.to_openai()["error"]["message"] for error in errors} <= {told}
+
+
+@pytest.mark.parametrize(
+    "said", ["a-" * 200_000, "a." * 200_000 + ":1", "[" * 400_000, "http://" * 99_000]
+)
+def test_a_message_of_any_length_takes_no_time(said: str) -> None:
+    start = time.monotonic()
+    assert len(UpstreamError(said).to_openai()["error"]["message"]) < 20_000
+    Refused("http://w:1", Answer(400, b"text/plain", said.encode())).told()
+    assert time.monotonic() - start < 1.0
 
 
 STATUSES = {
