@@ -15,6 +15,7 @@ INT64_MAX = (1 << 63) - 1
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_NAMED_TOKENS = 128
+MAX_SHOWN_TOKENS = MAX_LOGPROBS + MAX_NAMED_TOKENS + 1  # beside one token, itself among them
 MAX_BEAMS = 16
 MOST_RATE = 1000.0  # a second
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from protocol.bounds import Natural
 from protocol.errors import ErrorInfo, InvalidRequest
 from protocol.types import (
     EncodeOutput,
@@ -14,6 +16,8 @@ from protocol.types import (
     PositionLogprobs,
     RequestOutput,
 )
+
+_LONGEST_STOP = 1 << 16  # characters of a stop string
 
 
 class LogprobsBody(msgspec.Struct):
@@ -24,15 +28,16 @@ class ChoiceBody(msgspec.Struct, omit_defaults=True):
     index: int  # number of the choice, from 0
     token_ids: list[int]  # output tokens
     finish_reason: FinishReason | None = None  # None while it goes on
-    stop_reason: int | str | None = None  # stop string or token id that ended it
+    # stop string or token id that ended it
+    stop_reason: Natural | Annotated[str, Meta(max_length=_LONGEST_STOP)] | None = None
     logprobs: LogprobsBody | None = None  # of its tokens, where they were asked for
     pooled: bytes = b""  # as base64
 
 
 class UsageBody(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
+    prompt_tokens: Natural
+    completion_tokens: Natural
+    cached_tokens: Natural = 0
 
 
 class GenerateAnswer(msgspec.Struct, omit_defaults=True):

@@ -5,11 +5,13 @@ All are msgspec structs: typed JSON and msgpack, validated on decoding.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from protocol.bounds import (
+    MAX_SHOWN_TOKENS,
     Alternatives,
     Beams,
     Bias,
@@ -155,7 +157,7 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
 class TokenLogprob(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
-    rank: int
+    rank: Natural
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True):
@@ -163,8 +165,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True):
 
     token_id: int
     logprob: float
-    rank: int
-    top_logprobs: list[TokenLogprob] = []
+    rank: Natural
+    top_logprobs: Annotated[list[TokenLogprob], Meta(max_length=MAX_SHOWN_TOKENS)] = []
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from protocol.bounds import INT32_MAX
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import CallFailed, Refused
 from proxy.upstream.sse import data_of, events_of
@@ -43,7 +44,7 @@ class Prefilled(Chat, kw_only=True):
         usage = self.usage if isinstance(self.usage, dict) else {}
         details = usage.get("prompt_tokens_details")
         count = details.get("cached_tokens") if isinstance(details, dict) else None
-        return count if type(count) is int and count >= 0 else None
+        return count if type(count) is int and 0 <= count <= INT32_MAX else None
 
 
 class Encoded(Chat, kw_only=True):

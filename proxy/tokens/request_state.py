@@ -22,21 +22,35 @@ ANY_TOKEN = 1 << 31  # more than any vocabulary has
 @dataclass
 class Choices:
     """`counts` has the tokens of every choice that was asked for, at most `most`; `ended` are those
-    that get no more, which are all once it is `complete`. Token ids are below `vocab_size`."""
+    that get no more, which are all once it is `complete`. Token ids are below `vocab_size`.
+
+    Of one call, where `of` has filled them: `cacheable` tokens may have been cached, with `shows`
+    each token has its log-probability, and so many tokens of the prompt have theirs (`scored`),
+    which come with the first tokens.
+    """
 
     counts: dict[int, int]
     most: int
     vocab_size: int = ANY_TOKEN
+    cacheable: int = ANY_TOKEN
+    shows: bool = False
+    scored: int | None = None
     ended: set[int] = field(default_factory=set)
     complete: bool = False
 
     @staticmethod
-    def of(request: GenerateRequest, vocab_size: int = ANY_TOKEN) -> Choices:
-        """As they are when `request` is sent."""
-        emitted = request.emitted
-        names = sorted(emitted) or range(request.sampling.n)
+    def of(request: GenerateRequest, vocab_size: int = ANY_TOKEN, *, call: bool = True) -> Choices:
+        """As they are when `request` is sent. `call`: of this call alone."""
+        emitted, sampling = request.emitted, request.sampling
+        names = sorted(emitted) or range(sampling.n)
         counts = {index: len(emitted.get(index, ())) for index in names}
-        return Choices(counts, request.sampling.max_tokens, vocab_size)
+        found = Choices(counts, sampling.max_tokens, vocab_size)
+        if call:
+            prompt = len(request.token_ids)
+            found.cacheable = prompt + max(counts.values(), default=0)
+            found.shows = sampling.logprobs is not None
+            found.scored = 0 if sampling.prompt_logprobs is None else max(0, prompt - 1)
+        return found
 
     @property
     def begun(self) -> bool:
@@ -47,7 +61,7 @@ class Choices:
         """Count `outputs`, all or none: `UpstreamError` or `RequestAborted` if a worker that does
         what it was asked would not have said so."""
         # On copies, so that nothing of outputs that cannot be is counted.
-        counts, ended = dict(self.counts), set(self.ended)
+        counts, ended, scored = dict(self.counts), set(self.ended), self.scored
         for output in outputs:
             index = output.index
             if index not in counts or index in ended:
@@ -57,13 +71,25 @@ class Choices:
             if output.finish_reason in ("abort", "error"):
                 raise RequestAborted("the worker gave the request up")
             self._check_tokens(output)
+            self._check_counts(output)
+            if scored is not None:
+                scored -= len(output.prompt_logprobs or ())
             counts[index] += len(output.token_ids)
             if counts[index] > self.most:
                 raise UpstreamError(f"choice {index} has more tokens than were asked for")
             if output.finish_reason is not None:
                 ended.add(index)
-        self.counts, self.ended = counts, ended
+        if scored and (scored < 0 or ended or counts != self.counts):
+            raise UpstreamError("the worker did not score the prompt as it was asked to")
+        self.counts, self.ended, self.scored = counts, ended, scored
         self.complete = len(ended) == len(counts)
+
+    def _check_counts(self, output: RequestOutput) -> None:
+        tokens, shown = len(output.token_ids), len(output.logprobs or ())
+        if shown != tokens and (shown or self.shows):
+            raise UpstreamError(f"{tokens} tokens came with {shown} log-probabilities")
+        if not 0 <= (output.cached_tokens or 0) <= self.cacheable:
+            raise UpstreamError(f"{output.cached_tokens} of {self.cacheable} tokens were cached")
 
     def _check_tokens(self, output: RequestOutput) -> None:
         for token in output.token_ids:
@@ -100,7 +126,7 @@ class TokensRequest(RequestState):
     _counted: set[int] = field(default_factory=set)  # choices whose cached tokens were told
 
     def __post_init__(self) -> None:
-        self._choices = self.choices(self.request)
+        self._choices = Choices.of(self.request, self.vocab_size, call=False)
         emitted = self.request.emitted
         self._emitted = {index: list(emitted.get(index, ())) for index in self._choices.counts}
 

@@ -31,8 +31,8 @@ NESTED = b'{"request_id":"r","choices":' + DEEP
 NO_TEXT = b'{"request_id":"\xff\xfe","choices":[]}'
 
 
-def logprobs(token: int) -> LogprobsBody:
-    return LogprobsBody([PositionLogprobs(12, 0.0, 1, [TokenLogprob(token, 0.0, 1)])])
+def logprobs(token: int, rank: int = 1, others: int = 1) -> LogprobsBody:
+    return LogprobsBody([PositionLogprobs(12, 0.0, rank, [TokenLogprob(token, 0.0, 1)] * others)])
 
 
 def saying(*choices: ChoiceBody) -> Any:
@@ -55,6 +55,19 @@ def sending(*data: bytes) -> Any:
     return script
 
 
+def telling(cached: int, prompt: int = 2) -> Any:
+    """All as it should be, but for how many of the prompt's tokens there were and were cached."""
+
+    async def script(request: GenerateRequest) -> AsyncIterator[bytes]:
+        first, *rest = steps_of(request)
+        usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":1,"cached_tokens":%d},'
+        yield first.replace(b'"choices"', usage % (prompt, cached) + b'"choices"')
+        for data in (*rest, DONE):
+            yield data
+
+    return script
+
+
 SCRIPTS = {
     "ends at once": sending(),
     "ends early": saying(),
@@ -64,6 +77,19 @@ SCRIPTS = {
     "a huge token": saying(ChoiceBody(0, [1 << 40])),
     "a token beyond the vocabulary": saying(ChoiceBody(0, [500])),
     "a strange logprob": saying(ChoiceBody(0, [12], logprobs=logprobs(-1))),
+    "a logprob without a token": saying(
+        ChoiceBody(0, [], logprobs=logprobs(12)), ChoiceBody(0, TOKENS[1:], "length")
+    ),
+    "a negative rank": saying(ChoiceBody(0, [12], logprobs=logprobs(12, rank=-1))),
+    "a huge rank": saying(ChoiceBody(0, [12], logprobs=logprobs(12, rank=1 << 40))),
+    "alternatives without end": saying(ChoiceBody(0, [12], logprobs=logprobs(12, others=200))),
+    "a huge stop reason": saying(ChoiceBody(0, [12], "stop", stop_reason=1 << 60)),
+    "a negative stop reason": saying(ChoiceBody(0, [12], "stop", stop_reason=-1)),
+    "a stop reason without end": saying(ChoiceBody(0, [12], "stop", stop_reason="x" * 70_000)),
+    "a negative count": telling(0, prompt=-1),
+    "more cached than there was": telling(cached=3),
+    "a count beyond all": telling(cached=10**30),
+    "fewer than none": telling(cached=-5),
     "gives up": saying(ChoiceBody(0, [12], "abort")),
     "goes on after its end": saying(ChoiceBody(0, [12], "stop"), ChoiceBody(0, [13])),
     "no text": sending(b"data: " + NO_TEXT + b"\n\n"),
