@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from protocol.generate_answers import ChoiceBody, GenerateAnswer, LogprobsBody
-from protocol.types import GenerateRequest, PositionLogprobs, SamplingParams
+from protocol.types import FinishReason, GenerateRequest, PositionLogprobs, SamplingParams
 from tests.support.scripted_workers import DONE, TOKENS, Worker, asking, before, event
 
 SCORED = SamplingParams(max_tokens=4, logprobs=1, prompt_logprobs=1)
@@ -72,6 +72,6 @@ async def test_so_are_those_that_prefill_leaves_out(prompt: int | None, shown: i
 
 async def later(request: GenerateRequest) -> AsyncIterator[bytes]:
     for number, token in enumerate(TOKENS[1:], 1):
-        end = "length" if number == len(TOKENS) - 1 else None
+        end: FinishReason | None = "length" if number == len(TOKENS) - 1 else None
         yield event(request, ChoiceBody(0, [token], end, None, LogprobsBody([POSITION])))
     yield DONE

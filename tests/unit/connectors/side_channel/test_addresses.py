@@ -9,7 +9,7 @@ from connectors.side_client import SideClient
 
 @pytest.mark.parametrize("form", ["127.0.0.9:0;127.0.0.1", "127.0.0.1:0;127.0.0.1", "*", "a b"])
 def test_of_two_hosts_none_is_dialled(form: str) -> None:
-    listener = zmq.Context.instance().socket(zmq.ROUTER)
+    listener: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     port = listener.bind_to_random_port("tcp://127.0.0.1")
     client = SideClient()
     try:
