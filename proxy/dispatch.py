@@ -59,10 +59,9 @@ class Dispatch:
         retrying: Retrying = Retrying(),
         observer: Suspicions | None = None,
     ) -> None:
-        self.fleet = fleet
+        self.fleet, self._random = fleet, random.Random()
         self.metrics, self.seconds = metrics, metrics.stages
         self._retrying, self._observer = retrying, observer
-        self._random = random.Random()
 
     def calling(self, tries: Tries, instance: Instance, stage: Role) -> Calling:
         """A context around one call for a `stage`, which may differ from the worker's role."""

@@ -56,8 +56,10 @@ def is_spent(tries: Tries) -> bool:
 def pass_blame(state: Tries, at: Instance, tries: Tries, error: TriptychError) -> None:
     """The attempt of a request, `state`, ends as the worker that computes cannot encode an item:
     the end of the attempt tells of that worker, so that the end of the item must not."""
+    told = [one for one in tries.blamed if one[1] is at]
     tries.blamed = [one for one in tries.blamed if one[1] is not at]
     failure = failure_of(error)
-    # None is seen where encoders have failed in the same way: that is the request's own fault.
-    if failure.gone or (failure.charged and tries.seen.get(failure.kind, at) is not None):
-        state.blamed.append((failure.kind, at))
+    # It was not asked where it has gone already; several attempts may find it so.
+    if not told and failure.gone and state.charges_first(failure.kind, at):
+        told = [(failure.kind, at)]
+    state.blamed += told
