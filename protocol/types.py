@@ -5,9 +5,10 @@ All are msgspec structs: typed JSON and msgpack, validated on decoding.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from protocol.bounds import (
     Alternatives,
@@ -193,7 +194,7 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     mm_hash: str  # as in `MMItem`
     modality: Modality  # as in `MMItem`
     length: Natural  # rows of its embeddings
-    grid: tuple[Positive, ...] = ()  # as in `MMItem`
+    grid: Annotated[tuple[Positive, ...], Meta(max_length=8)] = ()  # as in `MMItem`
     data: bytes | None = None  # the file; None: only what is cached is wanted
     pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
     frames: FrameSampling | None = None  # as in `MMItem`
@@ -205,7 +206,7 @@ class EncodeRequest(msgspec.Struct, omit_defaults=True):
     """
 
     request_id: str
-    items: list[EncodeItem]
+    items: Annotated[list[EncodeItem], Meta(max_length=4096)]
     deadline_s: Seconds | None = None
     holder: str = ""
 
