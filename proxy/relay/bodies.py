@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from blake3 import blake3
 
 from protocol.errors import InvalidRequest
+from protocol.json_size import check_json
 from protocol.sampling_checks import check_priority
 from proxy.relay.data_urls import DataUrls
+from proxy.relay.json_fields import fields_of, json_of
 from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
 
@@ -34,8 +35,6 @@ _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _URGENCY = 1 << 31
 _FOR_ENCODERS = ("model", *_PROCESSING)
-_DECODER = msgspec.json.Decoder(dict[str, Any])
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass
@@ -61,16 +60,11 @@ class RequestBody:
 
     @staticmethod
     def parse(body: bytes) -> RequestBody:
-        """Only what the proxy itself needs is checked; the rest is the workers' business."""
+        """Only what the proxy itself needs is checked; the rest is the workers' business. Raises
+        `InvalidRequest`, or `PayloadTooLarge` for JSON that would take long to decode."""
+        check_json(body)
         data_urls = DataUrls(body)
-        try:
-            fields = _DECODER.decode(data_urls.small)
-        except msgspec.ValidationError:
-            raise InvalidRequest("the request must be a JSON object") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
-        except RecursionError:
-            raise _too_deep() from None
+        fields = fields_of(data_urls.small)
         stream = fields.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise InvalidRequest("stream must be true or false", param="stream")
@@ -220,14 +214,6 @@ def _beside(given: Any, params: dict[str, Any]) -> dict[str, Any]:
     return {**given, **params} if isinstance(given, dict) else params
 
 
-def json_of(value: Any) -> bytes:
-    # What could be decoded may still be too deep for encoding, which begins further down the stack.
-    try:
-        return _ENCODER.encode(value)
-    except RecursionError:
-        raise _too_deep() from None
-
-
 def _as_number(given: object) -> float:
     """As vLLM reads an integer: "-1" and -1.0 are -1 there, so that no spelling evades a bound."""
     if isinstance(given, int | float):
@@ -236,10 +222,6 @@ def _as_number(given: object) -> float:
         return float(given) if isinstance(given, str) else 0
     except ValueError:
         return 0
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest("the JSON is nested too deeply", code="malformed_json")
 
 
 def digest_of(body: Body, *more: bytes) -> bytes:
