@@ -26,6 +26,7 @@ from services.http.records import traced_headers
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4  # about a mean of text; the queue only compares
 _TENANTS = 1024  # whose digests are kept
+_INLINE = 1 << 20  # bytes of a body that is parsed without leaving the event loop
 
 
 class Relay:
@@ -113,7 +114,11 @@ class Relay:
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
             deadline.begin(seconds)
-            body = self._read(client)
+            if len(client.body) <= _INLINE:
+                body = RequestBody.parse(client.body)
+            else:
+                body = await self.bodies.decoded(client.body, RequestBody.parse)
+            self._read(client, body)
             client.name(body.fields.get("request_id"))
             request = RelayedRequest(
                 deadline=start + seconds,
@@ -155,13 +160,12 @@ class Relay:
             if admission is not None:
                 admission.leave(tenant)
 
-    def _read(self, client: ClientRequest) -> RequestBody:
-        request = RequestBody.parse(client.body)
+    def _read(self, client: ClientRequest, request: RequestBody) -> None:
+        """What has to be known of a request before it is admitted."""
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
         self._names.rename(request)
         self._fleet.models.of(request.model)
-        return request
 
     def _caller(self, client: ClientRequest) -> Caller:
         """Named by a digest of the `Authorization` header, which is made once."""
