@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol.bounds import MAX_CHOICES, Int64, Natural, Seconds
-from protocol.decoding import accepted, check_opaque
+from protocol.decoding import accepted, check_opaque, finite
 from protocol.encoder_cache import gaps_of, grid_of, item_metadata, metadata_of, seconds_of
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
 from protocol.pooling import PoolingParams
@@ -132,7 +132,7 @@ def check_ec_params(params: dict[str, Any] | None) -> None:
             )
 
 
-_GENERATE = msgspec.json.Decoder(GenerateBody)
+_GENERATE = msgspec.json.Decoder(GenerateBody, float_hook=finite)
 _ENCODE = msgspec.msgpack.Decoder(EncodeRequest)
 _ABORT = msgspec.json.Decoder(AbortBody)
 

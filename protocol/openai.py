@@ -31,7 +31,7 @@ from protocol.bounds import (
     Truncation,
 )
 from protocol.chat_messages import ChatMessage, read_message
-from protocol.decoding import accepted, check_opaque
+from protocol.decoding import ANY_OBJECT, accepted, check_opaque
 from protocol.errors import InvalidRequest
 from protocol.nvext import NVEXT, fields_of_nvext, member_of
 from protocol.request_fields import RequestParser
@@ -217,7 +217,7 @@ def _extended(
 ) -> _R:
     """The request with what RTP-LLM's `extra_configs` and Dynamo's `nvext` ask for beside its own
     fields, which go before them."""
-    body = msgspec.json.decode(data, type=dict[str, Any])
+    body = ANY_OBJECT.decode(data)
     own = {name: value for name, value in body.items() if value is not None}
     theirs = config_fields(config or {}, "extra_configs")
     fields = {**fields_of_nvext(nvext or {}), **theirs}

@@ -6,7 +6,7 @@ As in `protocol.openai` no field is ignored in silence: `protocol.pooling_fields
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -173,14 +173,13 @@ def inputs_of(request: TextFields) -> list[str | list[int]]:
     given = request.input
     if given is None or isinstance(given, str):
         return [] if given is None else [given]
-    ids = [part for part in given if isinstance(part, int)]
-    if ids and len(ids) == len(given):
-        return [ids]
-    parts = [part for part in given if not isinstance(part, int)]
-    if ids or len({type(part) for part in parts}) > 1:
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
         raise InvalidRequest("input must not mix texts and token ids", param="input")
-    check_count(parts, "input", "inputs")
-    return parts
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    check_count(given, "input", "inputs")
+    return cast(list[str | list[int]], given)
 
 
 def check_count(parts: Sequence[Any], param: str, what: str) -> None:

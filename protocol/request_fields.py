@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 from msgspec.structs import FieldInfo
 
-from protocol.decoding import accepted, refusal_of, unknown_parameter
+from protocol.decoding import accepted, finite, refusal_of, unknown_parameter
 from protocol.errors import InvalidRequest
 
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -27,6 +27,7 @@ State = Literal["works", "refused", "harmless"]
 CHAT: tuple[Route, ...] = ("chat",)
 TEXT: tuple[Route, ...] = ("completions",)
 BOTH: tuple[Route, ...] = (*CHAT, *TEXT)
+_NUMBERS = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,12 @@ class RowsOf:
 class RequestParser(Generic[_S]):
     """`decoder` also takes the fields that the table lists and the struct has not; `refused` are
     the rows of those that are not honoured, `defaults` what null stands for where the struct has no
-    null."""
+    null. `numbers` are the types of fields with any number of floats."""
 
     decoder: msgspec.json.Decoder[_S]
     refused: tuple[RequestField, ...]
     defaults: dict[str, Any]
+    numbers: dict[str, Any]
 
     @staticmethod
     def of(
@@ -112,6 +114,9 @@ class RequestParser(Generic[_S]):
         fields = msgspec.structs.fields(struct)
         known = {f.name for f in fields}
         nullable = [f for f in fields if not f.required and type(None) not in get_args(f.type)]
+        numbers = {f.name: f.type for f in fields if _NUMBERS in get_args(f.type)}
+        # As any JSON: only of that `finite` makes the floats.
+        overridden = {**dict.fromkeys(numbers, Json | None), **overridden}
         wire = msgspec.defstruct(
             struct.__name__,
             [
@@ -124,16 +129,17 @@ class RequestParser(Generic[_S]):
             forbid_unknown_fields=True,
         )
         return RequestParser(
-            msgspec.json.Decoder(wire),
+            msgspec.json.Decoder(wire, float_hook=finite),
             tuple(row for row in rows if row.state == "refused"),
             {f.name: f.default for f in nullable},
+            numbers,
         )
 
     def described(self, name: str = "", /, **overridden: Any) -> type[msgspec.Struct]:
         """What is decoded, as /openapi.json describes it, by its struct's name or another.
         `overridden`: types of fields that are looked at once they are decoded."""
         wire = self.decoder.type
-        shown = [*_typed(msgspec.structs.fields(wire), overridden)]
+        shown = [*_typed(msgspec.structs.fields(wire), {**self.numbers, **overridden})]
         return msgspec.defstruct(name or wire.__name__, shown, bases=(wire,), kw_only=True)
 
     def parsed(self, data: bytes) -> _S:
@@ -148,7 +154,17 @@ class RequestParser(Generic[_S]):
         for name, default in self.defaults.items():
             if getattr(request, name) is None:
                 setattr(request, name, default)
+        for name in self.numbers:
+            if (given := getattr(request, name)) is not None:
+                setattr(request, name, _numbers(name, given))
         return request
+
+
+def _numbers(name: str, given: Json) -> dict[str, float]:
+    try:
+        return msgspec.convert(given, _NUMBERS)
+    except msgspec.ValidationError as error:
+        raise refusal_of(error, name) from None
 
 
 def _typed(

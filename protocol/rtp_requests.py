@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.decoding import accepted, converted
+from protocol.decoding import ANY_JSON, accepted, converted
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from protocol.rtp_config import config_fields, name_in
@@ -94,9 +94,9 @@ def decode_raw(data: bytes) -> RawRequest:
 
 def json_object(data: bytes) -> dict[str, Any]:
     """A body that is a JSON object, or a string that holds one, as RTP-LLM takes both."""
-    body = accepted(msgspec.json.decode, data)
+    body = accepted(ANY_JSON.decode, data)
     if isinstance(body, str):
-        body = accepted(msgspec.json.decode, body.encode())
+        body = accepted(ANY_JSON.decode, body.encode())
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.decoding import accepted
+from protocol.decoding import ANY_OBJECT, accepted
 
 CACHE_PATHS = ("/cache_status", "/rtp_llm/cache_status")
 WORK_PATHS = ("/worker_status", "/rtp_llm/worker_status")
@@ -98,6 +98,6 @@ def parse_query(body: bytes, params: dict[str, str]) -> StatusQuery:
 def _query(params: dict[str, str], body: bytes) -> StatusQuery:
     fields: dict[str, Any] = dict(params)
     if body:
-        fields |= msgspec.json.decode(body, type=dict[str, Any])
+        fields |= ANY_OBJECT.decode(body)
     named = {_SPELLINGS.get(name, name): value for name, value in fields.items()}
     return msgspec.convert(named, StatusQuery, strict=False)

@@ -195,7 +195,7 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     mm_hash: str  # as in `MMItem`
     modality: Modality  # as in `MMItem`
     length: Natural  # rows of its embeddings
-    grid: tuple[Positive, ...] = ()  # as in `MMItem`
+    grid: Annotated[tuple[Positive, ...], Meta(max_length=8)] = ()  # as in `MMItem`
     data: bytes | None = None  # the file; None: only what is cached is wanted
     pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
     frames: FrameSampling | None = None  # as in `MMItem`
@@ -207,7 +207,7 @@ class EncodeRequest(msgspec.Struct, omit_defaults=True):
     """
 
     request_id: str
-    items: list[EncodeItem]
+    items: Annotated[list[EncodeItem], Meta(max_length=4096)]
     deadline_s: Seconds | None = None
     holder: str = ""
 

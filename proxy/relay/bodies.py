@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from blake3 import blake3
 
 from protocol.errors import InvalidRequest
+from protocol.json_size import check_json
 from protocol.sampling_checks import check_priority
-from proxy.relay.client_fields import HANDLES, PARAMS, fields_of, too_deep
+from proxy.relay.client_fields import HANDLES, PARAMS, fields_of
 from proxy.relay.data_urls import DataUrls
+from proxy.relay.json_fields import json_of
 from proxy.relay.media import EncodedMedia, MediaItem, media_of, replaced
 from proxy.upstream.answer import Body
 
@@ -34,7 +35,6 @@ _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _URGENCY = 1 << 31
 _FOR_ENCODERS = ("model", *_PROCESSING)
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass
@@ -61,7 +61,9 @@ class RequestBody:
     @staticmethod
     def parse(body: bytes, *, references: bool = False) -> RequestBody:
         """Only what the proxy itself needs is checked; the rest is the workers' business.
-        `references`: as of `fields_of`."""
+        `references`: as of `fields_of`. Raises `InvalidRequest`, or `PayloadTooLarge` for JSON that
+        would take long to decode."""
+        check_json(body)
         data_urls = DataUrls(body)
         fields, as_given = fields_of(data_urls.small, references=references)
         stream = fields.get("stream")
@@ -204,14 +206,6 @@ class RequestBody:
 def _beside(given: Any, params: dict[str, Any]) -> dict[str, Any]:
     """What encoders said, beside what the client says of other items."""
     return {**given, **params} if isinstance(given, dict) else params
-
-
-def json_of(value: Any) -> bytes:
-    # What could be decoded may still be too deep for encoding, which begins further down the stack.
-    try:
-        return _ENCODER.encode(value)
-    except RecursionError:
-        raise too_deep() from None
 
 
 def _as_number(given: object) -> float:

@@ -10,12 +10,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from protocol.errors import InvalidRequest
+from proxy.relay.json_fields import object_of, too_deep
 
 HANDLES, PARAMS = "kv_transfer_params", "ec_transfer_params"
 _EXTENSIONS = "vllm_xargs"  # vLLM merges these with KV handles
 _SHORT = 1 << 14  # bytes; longer bodies are looked through only for what orders requests
 _ORDERING = frozenset(("priority", "n", "best_of"))
-_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 # JSON leaves open which of two fields of one name counts: an engine that reads the first would do
 # what was never judged.
@@ -34,13 +34,9 @@ _VALUES: MappingProxyType[Any, Any] = MappingProxyType({kind: kind() for kind in
 def fields_of(data: bytes, *, references: bool) -> tuple[dict[str, Any], bool]:
     """The fields that may go on, and whether `data` says the same to every reader. `references`:
     clients may say where embeddings are. Raises `InvalidRequest`."""
+    fields = object_of(data)
     try:
-        fields = _DECODER.decode(data)
         once = _says_once(data, fields)
-    except msgspec.ValidationError:
-        raise InvalidRequest("the request must be a JSON object") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
     except RecursionError:
         raise too_deep() from None
     # Both say where a worker fetches: they are no client's to give.
@@ -75,7 +71,3 @@ def _says_once(data: bytes, fields: dict[str, Any]) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-def too_deep() -> InvalidRequest:
-    return InvalidRequest("the JSON is nested too deeply", code="malformed_json")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import secrets
 
+from protocol.json_size import backslashes
 from proxy.upstream.answer import Body, Buffer
 
 _URL = b'"data:'
 _LONG = 4096  # bytes; to parse a shorter one costs less
+_MOST = 1 << 16  # that are looked at, long ones or not; behind them all are parsed
 STAND_IN = "triptych-media:"  # what a large data URL begins with in `small`
 _BACKSLASH = b"\\"
 
@@ -46,8 +48,8 @@ class DataUrls:
         done = 0
         name = STAND_IN.encode() + secrets.token_hex(16).encode() + b":"
         start = body.find(_URL) + 1
-        while start > 0:
-            end = body.find(b'"', start)
+        for _ in range(_MOST):
+            end = body.find(b'"', start) if start else -1
             if end < 0:
                 break
             # The parser would undo an escape; a slice of the body does not.
@@ -64,7 +66,4 @@ class DataUrls:
 
 def _escaped(body: bytes, quote: int) -> bool:
     """Whether the quote at this place is inside a string."""
-    start = quote
-    while start > 0 and body[start - 1] == 0x5C:
-        start -= 1
-    return (quote - start) % 2 == 1
+    return backslashes(body, 0, quote) % 2 == 1

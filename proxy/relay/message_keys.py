@@ -15,7 +15,8 @@ from blake3 import blake3
 
 from protocol.placement import MediaNeed
 from proxy.placement.planner import Need
-from proxy.relay.bodies import RequestBody, digest_of, json_of
+from proxy.relay.bodies import RequestBody, digest_of
+from proxy.relay.json_fields import json_of
 from proxy.relay.media import MediaItem
 from proxy.relay.passed_prompts import MediaPlace, PromptForm
 

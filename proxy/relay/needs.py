@@ -29,6 +29,7 @@ from proxy.relay.data_urls import STAND_IN
 from proxy.relay.media import MediaItem
 from proxy.relay.message_keys import predicted_need
 from proxy.relay.request_state import Description, RelayedRequest, ServedAs
+from services.frontend.prompts.maker import OFFLOAD_BYTES, offloaded
 from services.frontend.render import Frontend
 
 # What begins so has its bytes in the request, or kept aside by `DataUrls`.
@@ -62,13 +63,14 @@ class Needs:
 
     async def _described(self, request: RelayedRequest, name: str) -> Description:
         """`name`: of the attempt that begins."""
-        prompt = self._readable(request)
+        prompt = await self._readable(request)
         asked = None if prompt is None else prompt.model
         served_as = self._served_as(asked)
         wanted: GenerateRequest | None = None
         if self._frontend is not None and prompt is not None:
             prompt.model = served_as.name
-            wanted = await _render(self._frontend, prompt, request.request_id)
+            size = len(request.client.body)
+            wanted = await _render(self._frontend, prompt, request.request_id, size)
         items = len(request.body.items)
         if wanted is not None and len(wanted.mm_items) == items:
             need, exact = need_of(_packed(wanted, name), served_as.keyed), True
@@ -77,15 +79,16 @@ class Needs:
             (need, names), exact = predicted_need(request.body, name), False
         return Description(need, names, exact, asked, served_as)
 
-    def _readable(
+    async def _readable(
         self, request: RelayedRequest
     ) -> ChatCompletionRequest | CompletionRequest | None:
         """None for what only the workers know how to render; they judge it too."""
         if self._frontend is None or not all(map(_is_at_hand, request.body.items)):
             return None
         decode = decode_chat if request.client.path == CHAT_PATH else decode_completion
+        body = request.client.body
         try:
-            return decode(request.client.body)
+            return await offloaded(lambda: decode(body), large=len(body) > OFFLOAD_BYTES)
         except TriptychError:
             return None
 
@@ -112,12 +115,15 @@ class Needs:
 
 
 async def _render(
-    frontend: Frontend, prompt: ChatCompletionRequest | CompletionRequest, request_id: str
+    frontend: Frontend,
+    prompt: ChatCompletionRequest | CompletionRequest,
+    request_id: str,
+    size: int,
 ) -> GenerateRequest | None:
-    """None for what only the workers know how to render."""
+    """None for what only the workers know how to render. `size`: bytes of its JSON."""
     try:
         if isinstance(prompt, ChatCompletionRequest):
-            return (await frontend.render_chat(prompt, request_id=request_id)).generate
+            return (await frontend.render_chat(prompt, request_id=request_id, size=size)).generate
         prompts = await frontend.render_completion(prompt, request_id=request_id)
     except TriptychError:
         return None

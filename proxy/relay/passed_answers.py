@@ -78,20 +78,23 @@ async def checked_events(
     """Whole events of a worker's stream up to the one by which it gives the request up, for which
     it raises as `check_passed` does. A prologue waits for what follows it: as long as the client
     has had nothing, another worker may answer."""
-    held, begun = b"", False
+    held, begun, size = list[bytes](), False, 0
     async with contextlib.aclosing(pieces):
         async for events in pieces:
             good, error = _good_of(url, events)
             if error is not None and not begun:
                 raise error
-            held += good
-            if held and (begun or not _is_prologue(held)):
-                yield held
-                held, begun = b"", True
+            if good:
+                held.append(good)
+                size += len(good)
+            # What is held was looked at when it came.
+            if held and (begun or size > MAX_EVENT or not _is_prologue(good)):
+                yield b"".join(held)
+                held, begun = [], True
             if error is not None:
                 raise error
     if held:
-        yield held
+        yield b"".join(held)
 
 
 def _good_of(url: str, events: bytes) -> tuple[bytes, TriptychError | None]:
@@ -109,9 +112,7 @@ def _good_of(url: str, events: bytes) -> tuple[bytes, TriptychError | None]:
 
 
 def _is_prologue(events: bytes) -> bool:
-    """Whether the answer itself has not begun; a stream may hold this much back."""
-    if len(events) > MAX_EVENT:
-        return False
+    """Whether the answer itself has not begun."""
     return all(_type_of(data_of(event)) in _PROLOGUE for event in events_of(events))
 
 

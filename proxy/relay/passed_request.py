@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
@@ -67,13 +68,14 @@ class PassedRequests:
 
     def __init__(self, gateway: Gateway) -> None:
         self._names = OwnNames(gateway.fleet, gateway.config.served_names)
+        self._bodies = gateway.bodies
         self._keyed = gateway.config.asks_for_api_keys
         self._has_key = bool(gateway.config.authorization)
         self._min_priority = gateway.config.min_priority
         self._references = gateway.config.allow_media_references
         self._most_media = gateway.config.limit_mm_per_prompt
 
-    def read(
+    async def read(
         self, route: PassedRoute, request: Request, body: bytes, deadline: Deadline
     ) -> PassedRequest:
         """`InvalidRequest` or `UnsupportedMedia` for a body that is none of its route's."""
@@ -93,7 +95,7 @@ class PassedRequests:
         if route.form:
             self._read_form(passed, request)
         elif route.method == "POST":
-            self._read_json(passed, named="x-request-id" in request.headers)
+            await self._read_json(passed, named="x-request-id" in request.headers)
         else:
             passed.model = request.query_params.get("model", "")
         return passed
@@ -114,9 +116,10 @@ class PassedRequests:
         if (named := _MODEL_FIELD.search(passed.body)) is not None:
             passed.model = named[1].decode(errors="replace")
 
-    def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
+    async def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
         """`named`: whether the request has its name from a header."""
-        read = RequestBody.parse(passed.body, references=self._references)
+        parse = partial(RequestBody.parse, references=self._references)
+        read = await self._bodies.decoded(passed.body, parse)
         if not named:
             name = named_id(read.fields.get("request_id"), passed.request_id.encode())
             passed.headers["x-request-id"] = name.decode()

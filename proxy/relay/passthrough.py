@@ -52,7 +52,7 @@ class Passing:
         """The worker's answer, whole or as a stream whose first events are there already."""
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            passed = self._requests.read(route, request, body, deadline)
+            passed = await self._requests.read(route, request, body, deadline)
             if passed.previous:
                 self._check_alone("previous_response_id")
                 passed.only = self._having(passed.previous, passed.caller.tenant)
@@ -78,7 +78,8 @@ class Passing:
             raise no_response(name)
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            passed = self._requests.read(route, request, body or _NOTHING[route.method], deadline)
+            sent = body or _NOTHING[route.method]
+            passed = await self._requests.read(route, request, sent, deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
             # A worker that is only guessed is asked once: if it fails, the next one is looked at.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
 from proxy.gateway import Gateway
@@ -26,6 +27,7 @@ from services.http.records import traced_headers
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4  # about a mean of text; the queue only compares
 _TENANTS = 1024  # whose digests are kept
+_INLINE = 1 << 20  # bytes of a body that is parsed without leaving the event loop
 
 
 class Relay:
@@ -50,7 +52,7 @@ class Relay:
         self._deadlines: list[_Deadline] = []
         self._tracer = gateway.tracer
         self._min_priority = config.min_priority
-        self._references = config.allow_media_references
+        self._parse = partial(RequestBody.parse, references=config.allow_media_references)
         self._names = OwnNames(gateway.fleet, config.served_names)
 
     async def close(self) -> None:
@@ -115,7 +117,11 @@ class Relay:
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
             deadline.begin(seconds)
-            body = self._read(client)
+            if len(client.body) <= _INLINE:
+                body = self._parse(client.body)
+            else:
+                body = await self.bodies.decoded(client.body, self._parse)
+            self._read(client, body)
             client.name(body.fields.get("request_id"))
             request = RelayedRequest(
                 deadline=start + seconds,
@@ -158,13 +164,12 @@ class Relay:
             if admission is not None:
                 admission.leave(tenant)
 
-    def _read(self, client: ClientRequest) -> RequestBody:
-        request = RequestBody.parse(client.body, references=self._references)
+    def _read(self, client: ClientRequest, request: RequestBody) -> None:
+        """What has to be known of a request before it is admitted."""
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
         self._names.rename(request)
         self._fleet.models.of(request.model)
-        return request
 
     def _caller(self, client: ClientRequest) -> Caller:
         """Named by a digest of the `Authorization` header, which is made once."""

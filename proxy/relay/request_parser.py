@@ -10,7 +10,7 @@ import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.upstream.http1 import KnownHeads
-from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
+from services.http.client_bounds import MAX_HEAD, TOO_MUCH, RequestFraming
 
 _SMALL = 4096  # bytes of a piece that is gathered with others
 
@@ -35,6 +35,7 @@ class RequestParser:
     """
 
     _parser: Any = None
+    _framing: RequestFraming | None = None
     _path = ""
     _url = body = b""
     _fed = _size = _announced = _missing = 0
@@ -66,12 +67,15 @@ class RequestParser:
             self._take(data)
         else:
             self._parse(data)
-        if self.turned_away:
-            return
-        if max(self._size, self._announced) > self._limit:
+        if max(self._size, self._announced) > self._limit and not self.turned_away:
             raise PayloadTooLarge(f"the request is larger than {self._limit} bytes")
-        if not self.complete and not framing_fits(self._fed, self._size):
+        if not (self.complete or self._is_framed()):
             raise InvalidRequest(TOO_MUCH)
+
+    def _is_framed(self) -> bool:
+        if self._framing is None:
+            self._framing = RequestFraming()
+        return self._framing.fits(self._fed, self._size)
 
     def _parse(self, data: bytes) -> None:
         """The parser is handed a body of known length only where it comes with the head's end."""
@@ -87,6 +91,9 @@ class RequestParser:
         else:
             end = 0 if self.headers_complete else data.find(b"\r\n\r\n") + 4
             head, body = (data, b"") if end < 4 else (data[:end], data[end:])
+            # A single piece may bring all of the request: nothing else would look at its head.
+            if end >= 4 and self._fed - len(body) > MAX_HEAD:
+                raise InvalidRequest(TOO_MUCH)
             left = self._feed_parser(head)
             if fresh:
                 self._learn(data)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httptools
 
 from proxy.upstream.http1 import EVENTS, KnownHeads
-from services.http.client_bounds import MAX_HEAD
+from services.http.client_bounds import Framing
 
 Buffer = bytes | memoryview
 Body = Sequence[Buffer]
@@ -64,7 +64,7 @@ class AnswerParser:
 
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._head_size = 0
+        self._framing, self._fed = Framing(), 0
         self.status = self.size = 0
         self.content_type = self.retry_after = b""
         self.framed = self.complete = self.keep = self.is_stream = False
@@ -76,10 +76,10 @@ class AnswerParser:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             raise NotHttp("answered with something that is not HTTP") from None
-        if not self.status:
-            self._head_size += len(data)
-            if self._head_size > MAX_HEAD:
-                raise NotHttp("sent headers without an end")
+        # After every piece: a 1xx, or trailers, are headers too.
+        self._fed += len(data)
+        if not self._framing.fits(self._fed, self.size):
+            raise NotHttp("sent headers without an end")
 
     def let_go(self) -> None:
         """No more is fed."""

@@ -34,6 +34,7 @@ from proxy.upstream.time_limits import unhurried
 from services.http.tasks import ended
 
 _MAX_ANSWER = 1 << 28  # bytes of an answer that is not streamed
+_MAX_ERROR = 1 << 20  # bytes
 _LEFTOVER_S = 1.0  # for longer, a new connection costs less
 _EVENTS = "text/event-stream"
 
@@ -200,8 +201,10 @@ def raise_for_status(url: str, status: int, body: bytes, retry_after: str, *, ca
     if status == 200:
         return
     content: Any = None
-    with contextlib.suppress(UpstreamError):
-        content = decoded(body, dict, fail=UpstreamError)
+    # A longer one is no error that a client could read, and may take seconds to decode.
+    if len(body) <= _MAX_ERROR:
+        with contextlib.suppress(UpstreamError):
+            content = decoded(body, dict, fail=UpstreamError)
     if refuses_key(status, content):
         raise CallFailed(f"{url} has another --fleet-key than this proxy", WRONG_KEY)
     if called and refuses_caller(status):

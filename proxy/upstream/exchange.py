@@ -13,7 +13,7 @@ from protocol.errors import TriptychError
 from proxy.upstream.answer import Answer, AnswerLimits, AnswerParser, Body, NotHttp
 from proxy.upstream.connection import Connection
 from proxy.upstream.failures import SILENT, CallFailed, Refused
-from proxy.upstream.sse import EventCutter, EventTooLong
+from proxy.upstream.sse import MAX_COMMENTS, EventCutter, EventTooLong
 
 _DRAIN_S = 1.0  # for the end of the message, once the end mark has come
 
@@ -181,12 +181,20 @@ class Exchange:
                 return
         else:
             self._early += data
-            if not self.ready.done() and b"data:" in self._early:
-                self.ready.set_result(parser.answer(self._early))
-                self._early = b""
-                self._connection.alarm.set(self._limits.stall_s)
+            if not self.ready.done():
+                self._begin_stream(parser, data)
         if self._events.ended and not parser.complete:
             self._drain()
+
+    def _begin_stream(self, parser: AnswerParser, data: bytes) -> None:
+        """Only an event with data is an answer: comments show no more than that the worker lives,
+        and another one may still answer."""
+        if b"data:" in data:
+            self.ready.set_result(parser.answer(self._early))
+            self._early = b""
+            self._connection.alarm.set(self._limits.stall_s)
+        elif len(self._early) > MAX_COMMENTS:
+            self._fail("sent comments without an end", "garbage")
 
     def _drain(self) -> None:
         """The client has all; the connection is worth keeping if the worker ends the message."""

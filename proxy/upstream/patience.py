@@ -15,12 +15,11 @@ from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError
 from proxy.fleet.worker import Instance
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import DROPPED, SILENT, CallFailed, no_connection, unconnected
-from proxy.upstream.sse import MAX_EVENT, EventCutter, EventTooLong
+from proxy.upstream.sse import MAX_COMMENTS, EventCutter, EventTooLong
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _LOOK_S = 0.5  # between two looks at whether the worker is alive
-_MAX_EVENT = 1 << 24  # bytes; a worker that never ends an event must not fill the memory
 _DONE = b"[DONE]"
 
 
@@ -106,15 +105,15 @@ class RawAnswer:
         content, limit_s = self._response.content, self._patience.answer_s
         while piece := await next_piece(content, self._patience, limit_s, self._url):
             try:
-                early += cutter.feed(piece)
+                events = cutter.feed(piece)
             except EventTooLong:
                 raise CallFailed(f"{self._url} sent an event without an end", "garbage") from None
             # Comments before the first event are no answer yet: another worker may still give one.
-            begun = begun or b"data:" in early
+            begun, early = begun or b"data:" in events, early + events
             if begun and early:
                 yield early
                 early, limit_s = b"", self._patience.stall_s
-            elif len(early) > MAX_EVENT:
+            elif len(early) > MAX_COMMENTS:
                 raise CallFailed(f"{self._url} sent comments without an end", "garbage")
         if cutter.inside or not begun:
             raise CallFailed(f"{self._url} ended its stream early", "cut_short")
@@ -124,19 +123,19 @@ async def events_of(
     response: aiohttp.ClientResponse, patience: Patience, url: str
 ) -> AsyncGenerator[bytes, None]:
     """The data of each server-sent event of a stream of ours, the end mark excluded."""
-    buffer = b""
-    limit_s = patience.answer_s
+    cutter, limit_s = EventCutter(), patience.answer_s
     while piece := await next_piece(response.content, patience, limit_s, url):
-        *events, buffer = (buffer + piece).split(b"\n\n")
-        for event in events:
+        try:
+            events = cutter.feed(piece)
+        except EventTooLong:
+            raise UpstreamError(f"{url} sent an event without an end") from None
+        for event in events.split(b"\n\n")[:-1]:
             data = event.removeprefix(b"data: ")
             if data == _DONE:
                 # The message has to end too, or the connection cannot be kept.
                 await next_piece(response.content, patience, patience.stall_s, url)
                 return
             yield data
-        if len(buffer) > _MAX_EVENT:
-            raise UpstreamError(f"{url} sent an event without an end")
         limit_s = patience.stall_s
     raise CallFailed(f"{url} ended its stream early", "cut_short")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 MAX_EVENT = 1 << 24  # bytes
+MAX_COMMENTS = 1 << 16  # bytes before the first event
 END_MARK = b"[DONE]"
 _BETWEEN = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_SEAM = 3  # bytes of an end that may have come with the piece before
 # The standard leaves the space out at will, and takes three kinds of line ends.
 _END_MARKS = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n")
 
@@ -20,7 +22,7 @@ class EventCutter:
     """Gives out the bytes it is fed, but only up to the end of the last whole event."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._held = bytearray()
         self.ended = False
 
     @property
@@ -33,20 +35,30 @@ class EventCutter:
         if self.ended:
             return b""
         if self._held:
-            data, self._held = self._held + data, b""
+            # What is held is not looked through again: an end may have begun in its last bytes.
+            if not _end_of_events(bytes(self._held[-_SEAM:]) + data):
+                self._hold(data)
+                return b""
+            data = bytes(self._held) + data
+            self._held.clear()
         if not data.endswith(_EVENT_ENDS):
-            data, self._held = _cut(data)
-            if len(self._held) > MAX_EVENT:
-                raise EventTooLong
+            cut = _end_of_events(data)
+            self._hold(data[cut:])
+            data = data[:cut]
         # No text of an answer looks like this: in a JSON string a line end is an escape.
         self.ended = data.endswith(_END_MARKS)
         return data
 
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if len(self._held) > MAX_EVENT:
+            raise EventTooLong
 
-def _cut(data: bytes) -> tuple[bytes, bytes]:
+
+def _end_of_events(data: bytes) -> int:
+    """Bytes up to the end of the last whole event, 0 if none ends here."""
     plain, long = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
-    cut = max(plain + 2 if plain >= 0 else 0, long + 4 if long >= 0 else 0)
-    return data[:cut], data[cut:]
+    return max(plain + 2 if plain >= 0 else 0, long + 4 if long >= 0 else 0)
 
 
 def events_of(data: bytes) -> list[bytes]:

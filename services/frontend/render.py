@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,14 @@ from services.frontend.pooling.inputs import PoolingInputs
 from services.frontend.pooling.model import with_pooler
 from services.frontend.prompts.chat_text import ChatText
 from services.frontend.prompts.guard import Guard
-from services.frontend.prompts.maker import PromptMaker, check_untruncated, prompts_of, truncated
+from services.frontend.prompts.maker import (
+    OFFLOAD_BYTES,
+    PromptMaker,
+    check_untruncated,
+    offloaded,
+    prompts_of,
+    truncated,
+)
 from services.frontend.prompts.messages import read_messages
 from services.frontend.prompts.other_templates import RequestTemplates
 from services.frontend.prompts.raw import RawPrompts
@@ -115,16 +123,20 @@ class Frontend:
         request_id: str,
         resolved: Mapping[str, bytes] | None = None,
         caller: Caller = ANONYMOUS,
+        size: int = 0,
     ) -> RenderedRequest:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
         `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
-        asks; the work done for one caller at a time is bounded.
+        asks; the work done for one caller at a time is bounded. `size`: bytes of its JSON: what is
+        done with the parts of a large one leaves the event loop.
         """
-        use = tool_use(request)
+        large = size > OFFLOAD_BYTES
+        use = await offloaded(lambda: tool_use(request), large=large)
         sampling = await self._requests.checked(request, use)
         asked = self._items.asked(request.mm_processor_kwargs, request.media_io_kwargs)
-        chat = read_messages(request.messages, self.family.placeholders)
+        read = partial(read_messages, request.messages, self.family.placeholders)
+        chat = await offloaded(read, large=large)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params
         items = await self._items.load(
@@ -140,6 +152,7 @@ class Frontend:
             chat.num_chars,
             spans,
             add_special_tokens=bool(request.add_special_tokens),
+            size=size,
         )
         token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)
         generate = self._requests.made(request, request_id, token_ids, sampling, "messages")

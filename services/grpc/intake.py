@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from protocol.errors import InvalidRequest, RateLimited, Unavailable
+from services.grpc.message_size import check_message
 from services.http.bodies import STALL_S, Bodies
 
 _PLACES = 32  # messages that are received at a time
@@ -58,7 +59,7 @@ class Intake:
         before; one that does not send another in time has had its last.
 
         `RateLimited` if there is no room for it or it does not come in time, `InvalidRequest` if it
-        is none.
+        is none, `PayloadTooLarge` if it would take long to parse.
         """
         data = await self._received(context, later=later)
         if data is None:
@@ -134,6 +135,7 @@ class Intake:
 
 
 def _parsed(data: bytes, kind: Any) -> Any:
+    check_message(data, kind.DESCRIPTOR)
     try:
         return kind.FromString(data)
     except DecodeError:

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from protocol.decoding import accepted
+from protocol.decoding import ANY_OBJECT, accepted
 from protocol.errors import InvalidRequest, ModelNotFound
+from protocol.json_size import check_json
 from protocol.openai import CompletionRequest, decode_completion
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.tensors import flag, parameter, texts
@@ -132,11 +133,11 @@ def _image(given: _Read, message: pb.InferRequest, index: int) -> None:
 
 
 def _sampling(given: _Read, message: pb.InferRequest, index: int) -> None:
-    for element in texts(message, index):
+    elements = texts(message, index)
+    check_json("".join(elements))  # each may be short enough by itself
+    for element in elements:
         try:
-            given.fields |= accepted(
-                lambda data: msgspec.json.decode(data, type=dict[str, Any]), element.encode()
-            )
+            given.fields |= accepted(ANY_OBJECT.decode, element.encode())
         except InvalidRequest as error:
             error.param = "sampling_parameters"
             error.message = f"sampling_parameters must be a JSON object: {error.message}"

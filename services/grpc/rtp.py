@@ -27,6 +27,7 @@ from services.http.openai import Service
 from services.http.streams import Deadline
 
 SERVICE = "RpcService"
+_MOST_TOKENS = 1 << 20  # more could not be made into JSON that is taken (`protocol.json_size`)
 _DETAILS = "grpc-status-details-bin"
 
 
@@ -126,6 +127,10 @@ def request_of(message: pb.GenerateInput) -> CompletionRequest:
     """The request as ours; `InvalidRequest` names the field at fault."""
     if not message.token_ids:
         raise InvalidRequest("token_ids must not be empty", param="token_ids")
+    if len(message.token_ids) > _MOST_TOKENS:
+        raise InvalidRequest(
+            f"token_ids must not have more than {_MOST_TOKENS} tokens", param="token_ids"
+        )
     fields = config_fields(_config_of(message.generate_config), "generate_config")
     body = {**fields, "prompt": list(message.token_ids)}
     return decode_completion(msgspec.json.encode(body))

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
+from services.http.client_bounds import TOO_MUCH, Pace, RequestFraming, TooSlow, head_fits
 from services.http.raw_writes import JoinedWrites, TakingTimer, http_response
 from services.http.turns import LARGE, SharedState, caller_key
 
@@ -39,14 +39,11 @@ class Listener(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._shared = server_state if isinstance(server_state, SharedState) else SharedState()
-        self._fresh = True
-        self._held = b""
-        self._resting = False
-        self._cold_reading = self._cold_head = False
-        self._read_since = 0.0
-        self._read_size = self._body_size = 0
+        self._fresh, self._held = True, b""
+        self._resting = self._cold_reading = self._cold_head = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._taking = TakingTimer()
+        self._begin_reading()
 
     @property
     def reading(self) -> bool:
@@ -93,7 +90,7 @@ class Listener(HttpToolsProtocol):
         """More of the request that has begun."""
         self._read_size += len(data)
         super().data_received(data)
-        if self._cold_reading and not framing_fits(self._read_size, self._body_size):
+        if self._cold_reading and not self._framing.fits(self._read_size, self._body_size):
             self._refuse(InvalidRequest(TOO_MUCH))
         self._watch_reading()
 
@@ -122,6 +119,9 @@ class Listener(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
+        if not head_fits(self.url, self.headers):
+            self._refuse(error := InvalidRequest(TOO_MUCH))
+            raise error  # the parser stops
         super().on_headers_complete()  # raises if the target is none, as CONNECT's is
         self._cold_head = False
         if self.cycle is not None and not self._shared.keep_alive:
@@ -204,6 +204,7 @@ class Listener(HttpToolsProtocol):
         """The clock starts anew; the timer is looked at when it rings: not one per request."""
         self._read_since = self.loop.time()
         self._read_size = self._body_size = 0
+        self._framing = RequestFraming()
 
     def _watch_reading(self) -> None:
         if self._read_timer is None and self.reading and not self.transport.is_closing():
@@ -215,8 +216,7 @@ class Listener(HttpToolsProtocol):
             return
         if self._held or self.flow.read_paused or (self._cold_head and self._answering):
             self._begin_reading()  # it is not this client's turn
-        elapsed_s = self.loop.time() - self._read_since
-        left_s = self.pace.allowed_s(self._read_size) - elapsed_s
+        left_s = self.pace.allowed_s(self._read_size) - (self.loop.time() - self._read_since)
         if left_s > 0.0:
             self._read_timer = self.loop.call_later(left_s, self._look)
         else:

@@ -63,10 +63,10 @@ class Service:
         `decode`: the chat in the request's body."""
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self.body(request, deadline) as body:
-            wanted = decode(body)
+            wanted = await self.bodies.decoded(body, decode)
             name = request_id(request, wanted.request_id)
             render = self.models.of(wanted.model).render_chat(
-                wanted, request_id=name, caller=caller_of(request)
+                wanted, request_id=name, caller=caller_of(request), size=len(body)
             )
             with record_of(request.scope).during("render"):
                 rendered = await while_connected(request, render, deadline)
@@ -76,14 +76,17 @@ class Service:
         """The chats of a batch."""
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self.body(request, deadline) as body:
-            wanted, caller = decode_chat_batch(body), caller_of(request)
+            wanted = await self.bodies.decoded(body, decode_chat_batch)
+            caller = caller_of(request)
             frontend = self.models.of(wanted[0].model)
             name = request_id(request, wanted[0].request_id)
             with record_of(request.scope).during("render"):
                 chats = [
                     await while_connected(
                         request,
-                        frontend.render_chat(chat, request_id=f"{name}-{i}", caller=caller),
+                        frontend.render_chat(
+                            chat, request_id=f"{name}-{i}", caller=caller, size=len(body)
+                        ),
                         deadline,
                     )
                     for i, chat in enumerate(wanted)
@@ -93,7 +96,7 @@ class Service:
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self.body(request, deadline) as body:
-            wanted = decode_completion(body)
+            wanted = await self.bodies.decoded(body, decode_completion)
             name = request_id(request, wanted.request_id)
             render = self.models.of(wanted.model).render_completion(wanted, request_id=name)
             with record_of(request.scope).during("render"):

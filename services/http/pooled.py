@@ -68,7 +68,7 @@ class Pooling:
     ) -> tuple[_F, Answered, TokenWeights]:
         deadline = deadline_of(request.headers, self._service.timeout_s)
         async with self._service.body(request, deadline) as body:
-            wanted, chat = decode(body)
+            wanted, chat = await self._service.bodies.decoded(body, decode)
             name = request_id(request, wanted.request_id)
             frontend = self._models.of(wanted.model)
             pooling = frontend.pooling
@@ -79,7 +79,9 @@ class Pooling:
                     request, deadline, frontend, lambda: pooling.texts(wanted, params, given, name)
                 )
             else:
-                render = frontend.render_chat(chat, request_id=name, caller=caller_of(request))
+                render = frontend.render_chat(
+                    chat, request_id=name, caller=caller_of(request), size=len(body)
+                )
                 prompts = [await self._rendered_chat(request, deadline, render, params)]
         # The name may be gone once the answers are there.
         return wanted, await self._pooled(request, name, prompts, deadline), pooling.weights
@@ -93,7 +95,7 @@ class Pooling:
         scores by their cosine, as vLLM has it."""
         deadline = deadline_of(request.headers, self._service.timeout_s)
         async with self._service.body(request, deadline) as body:
-            wanted, fields, pairs = decode(body)
+            wanted, fields, pairs = await self._service.bodies.decoded(body, decode)
             frontend = self._models.of(fields.model)
             pooler = frontend.info.pooler
             by_vectors = pooler is not None and pooler.task == "embed"
@@ -125,7 +127,7 @@ class Pooling:
         """For each text of the left side its cosine with each of the right."""
         deadline = deadline_of(request.headers, self._service.timeout_s)
         async with self._service.body(request, deadline) as body:
-            wanted = decode_similarity(body)
+            wanted = await self._service.bodies.decoded(body, decode_similarity)
             frontend = self._models.of(wanted.model)
             name = request_id(request, wanted.request_id)
             # Texts may stand on both sides.

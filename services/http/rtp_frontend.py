@@ -74,12 +74,16 @@ def rtp_frontend(service: Service) -> APIRouter:
         """Tokens of a text, and with `return_offsets_mapping` where each begins and ends. Of
         several models the first one's."""
         async with service.bodies.read(request, _MAX_BODY) as body:
-            wanted = converted(json_object(body), Encode, "prompt")
+            wanted = await service.bodies.decoded(body, _wanted)
             size = _TIMES * len(wanted.prompt)
             work = functools.partial(_encoded, first.tokenizer, wanted)
             return await service.texts.answered(request, work, size)
 
     return routes
+
+
+def _wanted(body: bytes) -> Encode:
+    return converted(json_object(body), Encode, "prompt")
 
 
 def _encoded(tokenizer: Tokenizer, wanted: Encode) -> Encoded:

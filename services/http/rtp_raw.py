@@ -51,14 +51,14 @@ class _Raw:
     async def answer(self) -> Response:
         service, request = self._service, self._request
         async with service.bodies.read(request) as body:
-            wanted = decode_raw(body)
+            wanted = await service.bodies.decoded(body, decode_raw)
             if wanted.timeout_s is not None:
                 # The body's own time counts from here: it is known only once the body has been
                 # read.
                 at = Deadline.after(wanted.timeout_s).at
                 self._deadline = Deadline(min(at, self._deadline.at))
             with record_of(request.scope).during("render"):
-                render = self._rendered(wanted)
+                render = self._rendered(wanted, len(body))
                 prompts = await while_connected(request, render, self._deadline)
         if wanted.stream:
             return await self._stream(wanted, prompts[0])
@@ -66,7 +66,7 @@ class _Raw:
         told = {"response_batch": answers} if wanted.batch else answers[0]
         return Response(msgspec.json.encode(told), media_type=JSON)
 
-    async def _rendered(self, wanted: RawRequest) -> list[RenderedRequest]:
+    async def _rendered(self, wanted: RawRequest, size: int) -> list[RenderedRequest]:
         frontend, request = self._service.models.first, self._request
         name, caller = request_id(request), caller_of(request)
         prompts = []
@@ -74,7 +74,7 @@ class _Raw:
             own = f"{name}-{index}" if wanted.batch else name
             if isinstance(asked, ChatCompletionRequest):
                 asked.mm_processor_kwargs = wanted.pixels or asked.mm_processor_kwargs
-                one = await frontend.render_chat(asked, request_id=own, caller=caller)
+                one = await frontend.render_chat(asked, request_id=own, caller=caller, size=size)
             else:
                 one = await frontend.render_raw(
                     asked, images, request_id=own, pixels=wanted.pixels, caller=caller

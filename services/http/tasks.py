@@ -1,4 +1,5 @@
-"""How tasks are ended, work that is done at once, and loops that run as long as their process."""
+"""How tasks are ended, work that is done at once, or beside the event loop, and loops that run as
+long as their process."""
 
 from __future__ import annotations
 
@@ -43,6 +44,28 @@ async def all_of(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
         # An answer has one error; those behind it mostly follow from it.
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+class Threads:
+    """Work beside the event loop. No more of it is done at once than there is room for: prompts,
+    grammars and pictures of requests need the same threads."""
+
+    def __init__(self, at_once: int) -> None:
+        self._room = asyncio.Semaphore(at_once)
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns; work that has not begun when the caller is cancelled is not done."""
+        await self._room.acquire()
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
+        # A thread cannot be called back: one whose caller has left has its place until it is done.
+        thread.add_done_callback(self._ended)
+        return await asyncio.shield(thread)
+
+    def _ended(self, thread: asyncio.Future[Any]) -> None:
+        self._room.release()
+        # Looked at, or asyncio would log an error that no caller waits for any more.
+        if not thread.cancelled():
+            thread.exception()
 
 
 async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

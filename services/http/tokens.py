@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.bounds import Int64
-from protocol.decoding import accepted
+from protocol.decoding import accepted, finite
 from protocol.errors import InvalidRequest, TriptychError
-from protocol.openai import decode_chat
+from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.openai_answers import encode
 from protocol.sampling_checks import check_token_ids
 from services.frontend.render import Frontend
@@ -20,7 +20,6 @@ from services.http.openai import JSON, Service
 from services.http.streams import while_connected
 
 MAX_BODY = 16 << 20  # bytes
-_T = TypeVar("_T")
 
 
 class _Hidden(TriptychError):
@@ -89,24 +88,23 @@ def informing(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a text, or of a chat as its template writes it, pictures included."""
         async with bodies.read(request, MAX_BODY) as body:
-            wanted = _decoded(body, Tokenize)
-            if (wanted.prompt is None) == (wanted.messages is None):
-                raise InvalidRequest("either prompt or messages must be given", param="prompt")
+            wanted, chat = await bodies.decoded(body, _tokenize)
             frontend = models.of(wanted.model)
-            if wanted.prompt is None:
+            if chat is not None:
                 render = frontend.render_chat(
-                    decode_chat(_chat_of(body)), request_id="tokenize", caller=caller_of(request)
+                    chat, request_id="tokenize", caller=caller_of(request), size=len(body)
                 )
                 ids = list((await while_connected(request, render)).generate.token_ids)
                 return await answered(request, lambda: _shown(frontend, wanted, ids), len(ids))
-            return await answered(request, lambda: _tokenized(frontend, wanted), len(wanted.prompt))
+            text = wanted.prompt or ""
+            return await answered(request, lambda: _tokenized(frontend, wanted, text), len(text))
 
     @routes.post("/detokenize")
     @counted(service.admitted)
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
         async with bodies.read(request, MAX_BODY) as body:
-            wanted = _decoded(body, Detokenize)
+            wanted = await bodies.decoded(body, _detokenize)
             frontend = models.of(wanted.model)
             size = len(wanted.tokens)
             return await answered(request, lambda: _detokenized(frontend, wanted), size)
@@ -114,8 +112,8 @@ def informing(service: Service) -> APIRouter:
     return routes
 
 
-def _tokenized(frontend: Frontend, wanted: Tokenize) -> Tokenized:
-    text, special = wanted.prompt or "", wanted.add_special_tokens
+def _tokenized(frontend: Frontend, wanted: Tokenize, text: str) -> Tokenized:
+    special = wanted.add_special_tokens
     try:
         ids = frontend.tokenizer.encode(text, add_special_tokens=special)
     except InvalidRequest as error:
@@ -140,11 +138,22 @@ def _detokenized(frontend: Frontend, wanted: Detokenize) -> Detokenized:
     return Detokenized(frontend.tokenizer.decode(tokens))
 
 
-def _chat_of(body: bytes) -> bytes:
-    """The body without what only `/tokenize` knows."""
+def _tokenize(body: bytes) -> tuple[Tokenize, ChatCompletionRequest | None]:
+    """The request, and its chat if it has one."""
+    wanted = accepted(_TOKENIZE.decode, body)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise InvalidRequest("either prompt or messages must be given", param="prompt")
+    if wanted.prompt is not None:
+        return wanted, None
+    # The body without what only `/tokenize` knows.
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode({k: v for k, v in fields.items() if k != "return_token_strs"})
+    fields.pop("return_token_strs", None)
+    return wanted, decode_chat(msgspec.json.encode(fields))
 
 
-def _decoded(body: bytes, kind: type[_T]) -> _T:
-    return accepted(lambda data: msgspec.json.decode(data, type=kind), body)
+def _detokenize(body: bytes) -> Detokenize:
+    return accepted(_DETOKENIZE.decode, body)
+
+
+_TOKENIZE = msgspec.json.Decoder(Tokenize, float_hook=finite)
+_DETOKENIZE = msgspec.json.Decoder(Detokenize)

@@ -31,7 +31,7 @@ def router(worker: Worker) -> APIRouter:
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""
         async with worker.bodies.read(request) as body:
-            wanted = decode_encode(body)
+            wanted = await worker.bodies.decoded(body, decode_encode)
         await _check_names(worker.frontend, wanted)
         if not wanted.request_id:
             wanted.request_id = request_id(request)

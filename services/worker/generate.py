@@ -28,7 +28,7 @@ def router(worker: Worker) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
         async with worker.bodies.read(request) as body:
-            wanted, stream = decode_generate(body)
+            wanted, stream = await worker.bodies.decoded(body, decode_generate)
         worker.check_model(wanted)
         check_priority(wanted.priority, worker.frontend.config.min_priority)
         if not wanted.request_id:

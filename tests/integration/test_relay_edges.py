@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from protocol.json_size import MOST_VALUES
 from tests.support.listening import run
 from tests.support.relay_failures import FAILURES, drop, hang, saying
 from tests.support.relay_workers import (
@@ -32,6 +33,27 @@ def test_a_clients_own_fault_is_told_in_the_workers_words() -> None:
                 worker.script = [saying(fault, status=400)]
             assert await relayed.post(text()) == (400, fault)
             assert sum(len(worker.asked) for worker in relayed.workers["prefill"]) == 1
+
+    run(work)
+
+
+def test_json_that_takes_long_to_decode_is_refused_before_that() -> None:
+    """On routes that are relayed, and on those that are passed on."""
+    heavy = b'{"messages":[{"role":"user","content":[' + b"[]," * MOST_VALUES + b"[]]}]}"
+
+    async def work() -> None:
+        async with relaying("PD") as relayed:
+            for path in (CHAT, "/v1/embeddings"):
+                headers = {"content-type": "application/json"}
+                asked = relayed.session.post(relayed.url + path, data=heavy, headers=headers)
+                async with asked as response:
+                    assert response.status == 413
+                    message = (await response.json())["error"]["message"]
+                    assert f"more than {MOST_VALUES} objects" in message
+            # A large one that is sane is parsed beside the event loop, and goes on as it came.
+            assert (await relayed.post(text(user="well, " * 400_000)))[0] == 200
+            (decode,) = relayed.workers["decode"]
+            assert len(decode.asked) == 1 and relayed.in_flight == 0
 
     run(work)
 

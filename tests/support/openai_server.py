@@ -42,6 +42,7 @@ class Server:
     timeout_s: float | None = None
     endless: bool = False
     response_store_bytes: int = 1 << 20
+    largest: int = 1 << 20  # bytes of a body
     inside: int = 0
     most: int = 0
     running: int = 0
@@ -89,7 +90,7 @@ class Server:
     def service(self) -> Service:
         return Service(
             Models([self.front]), self.run, lambda rendered, index: None, self.admitted,
-            Bodies(1 << 20, 64 << 20), self.timeout_s, self.texts,
+            Bodies(self.largest, 64 << 20), self.timeout_s, self.texts,
         )  # fmt: skip
 
     def app(self) -> FastAPI:

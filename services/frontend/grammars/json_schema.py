@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
+from protocol.decoding import ANY_JSON
 from protocol.errors import InvalidRequest
+from protocol.json_size import check_json
 from services.frontend.parsing.rules import GAP, MAX_CHARS
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ def schema_grammar(
 
 def _decoded(schema: str | Json | bool) -> Any:
     if isinstance(schema, str):
-        return msgspec.json.decode(schema)
+        check_json(schema)
+        return ANY_JSON.decode(schema)
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     return schema

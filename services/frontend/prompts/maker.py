@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest
@@ -17,6 +18,8 @@ from services.frontend.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
 OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the event loop
+OFFLOAD_BYTES = 1 << 16  # of a request's JSON, likewise: some milliseconds of looking at its parts
+_T = TypeVar("_T")
 
 
 class PromptMaker:
@@ -59,13 +62,15 @@ class PromptMaker:
         spans: Sequence[Span],
         *,
         add_special_tokens: bool,
+        size: int = 0,
     ) -> Prompt:
-        """`render` writes the chat's text, which has some `num_chars` characters."""
+        """`render` writes the chat's text, which has some `num_chars` characters, or more where the
+        request has more than them in its `size`, in bytes."""
 
         def work() -> Prompt:
             return self._tokenize(render(), spans, add_special_tokens, "messages")
 
-        return await _offloaded(work, num_chars)
+        return await offloaded(work, large=num_chars > OFFLOAD_CHARS or size > OFFLOAD_BYTES)
 
     async def of_completion(
         self, prompt: str | list[int], param: str, *, add_special_tokens: bool
@@ -89,7 +94,7 @@ class PromptMaker:
         def work() -> Prompt:
             return self._tokenize(guarded, (), add_special_tokens, param)
 
-        return (await _offloaded(work, len(text))).token_ids
+        return (await offloaded(work, large=len(text) > OFFLOAD_CHARS)).token_ids
 
     @property
     def most_chars(self) -> int:
@@ -111,8 +116,9 @@ class PromptMaker:
         )
 
 
-async def _offloaded(work: Callable[[], Prompt], num_chars: int) -> Prompt:
-    return await asyncio.to_thread(work) if num_chars > OFFLOAD_CHARS else work()
+async def offloaded(work: Callable[[], _T], *, large: bool) -> _T:
+    """What `work` returns, which leaves the event loop where it is `large`."""
+    return await asyncio.to_thread(work) if large else work()
 
 
 def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -122,13 +128,12 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     # A list of token ids is one prompt, however long.
     if not 0 < len(prompt) <= MAX_PROMPTS and not isinstance(next(iter(prompt), None), int):
         raise InvalidRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", param="prompt")
-    ids = [part for part in prompt if isinstance(part, int)]
-    if ids and len(ids) == len(prompt):
-        return [ids]
-    prompts = [part for part in prompt if not isinstance(part, int)]
-    if ids or len({type(part) for part in prompts}) > 1:
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
         raise InvalidRequest("prompt must not mix texts and token ids", param="prompt")
-    return prompts
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    return cast(list[str | list[int]], prompt)
 
 
 _FIELD = "truncate_prompt_tokens"

@@ -11,22 +11,20 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from protocol.chat_messages import (
     ChatMessage,
     ContentPart,
-    FunctionCall,
     InputAudio,
     MediaURL,
-    ToolCall,
 )
 from protocol.encoder_cache import MAX_NAME_CHARS
 from protocol.errors import InvalidRequest
 from protocol.types import Modality
 from services.frontend.audio.formats import check_said
 from services.frontend.media.fetching import beginning
+from services.frontend.prompts.calls import check_arguments, tool_call
 from services.frontend.prompts.template import Message, media_part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -80,6 +78,7 @@ def read_messages(messages: list[ChatMessage], modalities: Collection[Modality])
     """Check messages and sort out their media; `InvalidRequest` names the field at fault."""
     if not messages:
         raise InvalidRequest("messages must not be empty", param="messages")
+    check_arguments(messages)
     media: list[MediaPart] = []
     return Chat(
         [
@@ -103,7 +102,7 @@ def _message(
         fields["content"] = content
     if message.tool_calls:
         fields["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}]")
+            tool_call(call, f"{where}.tool_calls[{index}]")
             for index, call in enumerate(message.tool_calls)
         ]
     for name in ("name", "tool_call_id", "refusal"):
@@ -215,31 +214,3 @@ def _reference(part: ContentPart, modality: Modality, where: str) -> MediaPart:
     if not part.uuid:
         raise InvalidRequest(f"{name} needs a uuid that names them", param=f"{where}.uuid")
     return MediaPart(f"{where}.{name}", metadata=metadata, uuid=part.uuid, modality=modality)
-
-
-def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
-    function = {
-        **(call.function.others or {}),
-        "name": call.function.name,
-        "arguments": _arguments(call.function, f"{where}.function.arguments"),
-    }
-    fields: dict[str, Any] = {
-        **(call.others or {}),
-        "type": call.type or "function",
-        "function": function,
-    }
-    if call.id is not None:
-        fields["id"] = call.id
-    return fields
-
-
-def _arguments(function: FunctionCall, where: str) -> dict[str, Any]:
-    """Arguments as the object that templates write out; OpenAI's form is its JSON text."""
-    if isinstance(function.arguments, dict):
-        return function.arguments
-    if function.arguments is None or not function.arguments.strip():
-        return {}
-    try:
-        return msgspec.json.decode(function.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"arguments must be a JSON object: {error}", param=where) from None

@@ -48,6 +48,7 @@ _JSON = b"application/json"
 _PACK = MSGPACK.encode()
 _PACKED = ((b"content-type", _PACK), (b"accept", _PACK))
 _LONGEST_WAIT_S = 60.0
+_MOST_FREE = 1 << 16  # bytes of a field that may hold anything
 _T = TypeVar("_T")
 _Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
 
@@ -59,7 +60,9 @@ class RpcApp:
         self._service = service
         self._app = app
         self._calls: Mapping[str, _Call] = {
-            REGISTER_PATH: _Call(InstanceInfo, service.register, service.networks.check_worker),
+            REGISTER_PATH: _Call(
+                InstanceInfo, service.register, service.networks.check_worker, _Endpoints
+            ),
             HEARTBEAT_PATH: _Call(Heartbeat, service.heartbeat),
             DEREGISTER_PATH: _Call(InstanceName, service.deregister),
             DRAIN_PATH: _Call(Drain, service.drain),
@@ -140,15 +143,26 @@ def _seconds(text: str) -> float:
     return min(value, _LONGEST_WAIT_S)
 
 
+class _Endpoints(msgspec.Struct):
+    """What a worker says of itself in a form of its own: of msgpack, no length tells how much there
+    is in it, and a byte may be a list."""
+
+    kv_endpoint: msgspec.Raw = msgspec.Raw(b"")
+    ec_endpoint: msgspec.Raw = msgspec.Raw(b"")
+
+
 class _Call:
-    """A path's argument and what is done with it, after a `check` that may take its time."""
+    """A path's argument and what is done with it, after a `check` that may take its time. `free`:
+    fields of it that may hold anything."""
 
     def __init__(
         self,
         kind: type[Any],
         run: Callable[[Any], Any],
         check: Callable[[Any], Awaitable[None]] | None = None,
+        free: type[msgspec.Struct] | None = None,
     ) -> None:
+        self._free = None if free is None else msgspec.msgpack.Decoder(free)
         self._json = msgspec.json.Decoder(kind)
         self._msgpack = msgspec.msgpack.Decoder(kind)
         self._run = run
@@ -161,9 +175,14 @@ class _Call:
         return self._run(argument)
 
     def _decode(self, body: bytes, packed: bool) -> Any:
-        if packed:
-            return accepted(self._msgpack.decode, body, "msgpack")
-        return accepted(self._json.decode, body)
+        if not packed:
+            return accepted(self._json.decode, body)
+        if self._free is not None:
+            free = msgspec.structs.asdict(accepted(self._free.decode, body, "msgpack"))
+            for name, raw in free.items():
+                if len(raw) > _MOST_FREE:
+                    raise InvalidRequest(f"{name} is longer than {_MOST_FREE} bytes", param=name)
+        return accepted(self._msgpack.decode, body, "msgpack")
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:
@@ -171,19 +190,18 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
     message = await receive()
     if message["type"] == "http.disconnect":
         return None
-    body: bytes = message.get("body", b"")
-    while message.get("more_body", False):
-        if len(body) > limit:
-            raise PayloadTooLarge(
-                f"the request body is larger than {limit} bytes (--max-body-bytes)"
-            )
+    # A list: adding to bytes would copy all of them with each piece.
+    pieces: list[bytes] = [message.get("body", b"")]
+    size = len(pieces[0])
+    while message.get("more_body", False) and size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
-    if len(body) > limit:
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+    if size > limit:
         raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
-    return body
+    return b"".join(pieces)
 
 
 async def unless_left(

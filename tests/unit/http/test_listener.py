@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.http.bodies import read_body
-from services.http.client_bounds import Pace, framing_fits
+from services.http.client_bounds import MAX_HEAD, TOO_MUCH, Framing, Pace, RequestFraming
 from services.http.listener import Listener
 from services.http.turns import LARGE
 from tests.support.listening import Client, code_of, listening, post, run
@@ -147,8 +147,61 @@ def test_a_flood_around_the_body_is_refused(flood: bytes) -> None:
 
 
 def test_chunks_of_one_byte_are_no_flood() -> None:
-    assert framing_fits(6 * 100_000 + 200, 100_000)
-    assert not framing_fits(1 << 17, 10)
+    assert RequestFraming().fits(6 * 100_000 + 200, 100_000)
+    assert not RequestFraming().fits(1 << 17, 10)
+
+
+def test_what_comes_with_none_of_the_body_is_bounded_however_much_body_came_before() -> None:
+    """The parser puts a header together anew with each of its pieces."""
+    for framing in (Framing(), RequestFraming()):
+        size = 1 << 24
+        assert framing.fits(size, size)
+        assert framing.fits(size + MAX_HEAD, size)
+        assert not framing.fits(size + MAX_HEAD + 1, size)
+        assert framing.fits(size + MAX_HEAD + 2, size + 1)
+
+
+@pytest.mark.parametrize("long", [b"a: " + b"b" * 100_000, b"a: b\r\n" * 30_000 + b"c: d"])
+def test_a_large_head_is_refused_also_in_a_single_piece(long: bytes) -> None:
+    """As a transport with room for all of it hands it over."""
+    called = False
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal called
+        called = True
+
+    class Whole(Listener):
+        held = b""
+
+        def data_received(self, data: bytes) -> None:
+            self.held += data
+            if self.held.endswith(b"\r\n\r\nabc"):
+                super().data_received(self.held)
+
+    async def work() -> None:
+        async with listening(app, Whole) as address, Client(address) as client:
+            await client.send(HEAD + long + b"\r\ncontent-length: 3\r\n\r\nabc")
+            answer = await client.rest()
+            assert answer.startswith(b"HTTP/1.1 400 ") and TOO_MUCH.encode() in answer
+            assert not called
+
+    run(work)
+
+
+def test_endless_trailers_are_refused_however_large_the_body_was() -> None:
+    size = 1 << 19
+    chunk = b"%x\r\n%b\r\n" % (size, bytes(size))
+
+    async def work() -> None:
+        async with listening(Counted()) as address, Client(address) as client:
+            await client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\na: ")
+            # Of which eight times the body's bytes would be allowed in all.
+            with contextlib.suppress(ConnectionError):
+                await client.send(b"b" * size)
+            answer = await client.rest()
+            assert not answer or code_of(answer) == "invalid_value"
+
+    run(work)
 
 
 def test_what_is_not_http_is_told_so_in_openais_form() -> None:

@@ -33,14 +33,14 @@ class Held:
 
 
 def waiting(texts: LongTexts) -> int:
-    return len(texts._room._waiters or ())
+    return len(texts._threads._room._waiters or ())
 
 
 def test_routes_share_the_places(front: Frontend) -> None:
     async def work() -> None:
         server, held = Server(front, room=100, texts=LongTexts(at_once=1)), Held()
         async with asking(server) as (ask, _):
-            first = asyncio.ensure_future(server.texts._encoded(held.work))
+            first = asyncio.ensure_future(server.texts._threads.run(held.work))
             asked = [asyncio.ensure_future(ask(path, LONG)) for path in 4 * ROUTES]
             await eventually(lambda: waiting(server.texts) == len(asked))
             # Short ones need no place, and others of the threads are free.
@@ -48,7 +48,7 @@ def test_routes_share_the_places(front: Frontend) -> None:
             await asyncio.to_thread(held.begun.wait, 20)
             held.end.set()
             assert [status for status, _ in await asyncio.gather(*asked)] == [200] * len(asked)
-            assert await first == b'{"at":1}'
+            assert await first == Told(1)
             assert waiting(server.texts) == server.inside == 0
 
     run(work)
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_gives_up_its_turn(front: Frontend) -> None:
     async def work() -> None:
         server, held = Server(front, room=100, texts=LongTexts(at_once=1)), Held()
         async with asking(server) as (_, address):
-            first = asyncio.ensure_future(server.texts._encoded(held.work))
+            first = asyncio.ensure_future(server.texts._threads.run(held.work))
             for path in ROUTES:
                 async with Client(address) as client:
                     await client.send(post(path, LONG))
@@ -73,15 +73,15 @@ def test_a_client_that_leaves_gives_up_its_turn(front: Frontend) -> None:
 def test_a_thread_keeps_its_place_when_its_client_has_left() -> None:
     async def work() -> None:
         texts, held, next_one = LongTexts(at_once=1), Held(), Held()
-        left = asyncio.ensure_future(texts._encoded(held.work))
+        left = asyncio.ensure_future(texts._threads.run(held.work))
         await asyncio.to_thread(held.begun.wait, 20)
         left.cancel()
         await asyncio.wait({left})
-        later = asyncio.ensure_future(texts._encoded(next_one.work))
+        later = asyncio.ensure_future(texts._threads.run(next_one.work))
         await eventually(lambda: waiting(texts) == 1)
         assert left.cancelled() and not next_one.begun.is_set()
         held.end.set()
         next_one.end.set()
-        assert await later == b'{"at":1}'
+        assert await later == Told(1)
 
     run(work)

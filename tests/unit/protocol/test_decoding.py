@@ -39,6 +39,15 @@ def test_an_encode_call_that_is_nonsense_is_the_clients_fault(data: bytes) -> No
         decode_encode(data)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"items": [{}] * 4097}, {"items": [{"grid": [1] * 9, "mm_hash": "a"}]}]
+)
+def test_an_encode_call_is_refused_at_a_list_that_is_too_long(fields: dict[str, Any]) -> None:
+    """Before what is in it is decoded: in msgpack a byte may be a number."""
+    with pytest.raises(InvalidRequest, match="of length <="):
+        decode_encode(msgspec.msgpack.encode({"request_id": "r", **fields}))
+
+
 @pytest.mark.parametrize("entry", [5, "x", None, [], True])
 def test_an_entry_that_is_no_object_is_named(entry: Any) -> None:
     params = {"good": {}, "n" * 100: entry}

@@ -109,3 +109,50 @@ async def test_half_an_answer_under_a_known_head_is_awaited() -> None:
     with pytest.raises(CallFailed) as caught:
         await exchange.ready
     assert caught.value.kind == "dropped" and caught.value.stale
+
+
+HOSTILE = {
+    "headers behind a 1xx": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\na: ", b"x" * 1000),
+    "one 1xx after the other": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 40),
+    "trailers": (STREAM + chunk(b": " + b"x" * 60_000) + b"0\r\na: ", b"x" * 1000),
+    "a chunk's extension": (STREAM + chunk(b": x") + b"1;", b"x" * 1000),
+    "comments": (STREAM, chunk(b": x\n\n" * 200)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_has_no_end_is_cut_off(name: str) -> None:
+    """After some 64 KiB: the parser puts a header together anew with each of its pieces."""
+    line = Line()
+    exchange = line.ask(AnswerLimits(600.0, 600.0, 1 << 28), lambda data: None)
+    begun, endless = HOSTILE[name]
+    if begun:
+        line.connection.data_received(begun)
+    for _ in range(80):
+        if not line.transport.closed:
+            line.connection.data_received(endless)
+    assert line.transport.closed
+    with pytest.raises(CallFailed, match="without an end") as caught:
+        await exchange.ready
+    assert caught.value.kind == "garbage"
+
+
+async def test_trailers_of_a_stream_under_way_are_cut_off() -> None:
+    line, had = Line(), list[bytes]()
+    exchange = line.ask(AnswerLimits(600.0, 600.0, 1000), had.append)
+    line.connection.data_received(STREAM + chunk(b"data: 1\n\n"))
+    await exchange.ready
+    forwarding = asyncio.ensure_future(exchange.forward())
+    await asyncio.sleep(0)
+    for _ in range(200):  # each with an event, however long the framing around them is in all
+        line.connection.data_received(
+            chunk(b"data: 2\n\n").replace(b"\r\n", b";%b\r\n" % (b"x" * 999), 1)
+        )
+    assert len(had) == 200 and not line.transport.closed
+    line.connection.data_received(b"0\r\na: ")
+    for _ in range(80):
+        if not line.transport.closed:
+            line.connection.data_received(b"x" * 1000)
+    assert line.transport.closed
+    with pytest.raises(CallFailed, match="without an end"):
+        await forwarding

@@ -101,6 +101,6 @@ def test_nothing_is_encoded_of_a_request_that_its_worker_refuses(
 ) -> None:
     """At most two media in a chat, and so many chats."""
     config = ProxyConfig(limit_mm_per_prompt=2)
-    gateway: Any = SimpleNamespace(fleet=Fleet(), config=config)
+    gateway: Any = SimpleNamespace(fleet=Fleet(), config=config, bodies=None)
     read: Any = SimpleNamespace(fields={"messages": messages})
     assert len(PassedRequests(gateway)._encodable(BATCH, read)) == found

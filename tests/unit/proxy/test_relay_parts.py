@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from proxy.fleet.worker import Breaker
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.request import ClientRequest, for_worker
 from proxy.relay.request_parser import RequestParser
+from proxy.upstream import sse
 from proxy.upstream.answer import size_of
-from proxy.upstream.sse import EventCutter, EventTooLong
+from proxy.upstream.sse import EventCutter, EventTooLong, _end_of_events
 
 EVENTS = b': hello\n\ndata: {"a":1}\n\ndata: {"b":\ndata: 2}\r\n\r\ndata: [DONE]\n\n'
 
@@ -43,6 +45,23 @@ def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
     with pytest.raises(EventTooLong):
         for _ in range(20):
             cutter.feed(b"data: " + b"x" * (1 << 20))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1400])
+def test_an_event_is_looked_through_once_however_it_comes(piece: int) -> None:
+    data = b"data: " + b"x" * 50_000 + b"\n\n"
+    looked = 0
+
+    def counted(data: bytes) -> int:
+        nonlocal looked
+        looked += len(data)
+        return _end_of_events(data)
+
+    with patch.object(sse, "_end_of_events", counted):
+        cutter = EventCutter()
+        pieces = [cutter.feed(data[i : i + piece]) for i in range(0, len(data), piece)]
+    assert b"".join(pieces) == data and not any(pieces[:-1])
+    assert looked <= (1 + 3 / piece) * len(data) + piece
 
 
 URLS = st.sampled_from(
@@ -75,6 +94,21 @@ def test_a_url_that_a_text_quotes_stays_in_it(before: str) -> None:
     """What texts begin with finds their prefixes in caches: a stand-in is another one each time."""
     body = json.dumps({"text": f"{before}data:," + "A" * 10000}).encode()
     assert DataUrls(body).small == body
+
+
+@pytest.mark.parametrize("run", [1, 2, 20_000, 20_001])
+def test_backslashes_before_a_url_are_counted_at_once(run: int) -> None:
+    url = b'"data:,' + b"A" * 10_000 + b'"'
+    body = b'{"a":"' + b"\\" * run + url
+    # Behind an even number of them the quote ends the text, and none begins with the URL's bytes.
+    assert (DataUrls(body).small == body) == (run % 2 == 1)
+
+
+def test_short_urls_without_number_are_not_looked_at_one_by_one() -> None:
+    long = b'"data:,' + b"A" * 10_000 + b'"'
+    few, many = (b'["data:x"' + b',"data:x"' * n + b"," + long + b"]" for n in (10, 1 << 16))
+    assert len(DataUrls(few).small) < 1000
+    assert DataUrls(many).small == many
 
 
 def test_kept_aside_bytes_are_counted() -> None:

@@ -112,6 +112,30 @@ def test_endless_framing_is_refused(endless: bytes) -> None:
             reader.feed(b"x" * 1000)
 
 
+@pytest.mark.parametrize("cut", [0, 50_000])
+def test_a_large_head_is_refused_though_all_of_the_request_has_come(cut: int) -> None:
+    data = post(CHAT, b"body", f"a: {'b' * 100_000}")
+    reader = RequestParser(1 << 20, keep_raw=False)
+    with pytest.raises(InvalidRequest, match="headers"):
+        for piece in (data[:cut], data[cut:]):
+            reader.feed(piece)
+    assert not reader.headers_complete
+
+
+@pytest.mark.parametrize("turned_away", [False, True])
+def test_endless_trailers_are_refused_however_large_the_body_was(turned_away: bool) -> None:
+    """Also of a request that is answered already, whose rest is thrown away."""
+    reader, size = RequestParser(1 << 30, keep_raw=False), 1 << 20
+    reader.feed(LINE + b"transfer-encoding: chunked\r\n\r\n")
+    reader.feed(b"%x\r\n%b\r\n" % (size, bytes(size)))
+    if turned_away:
+        reader.turn_away()
+    reader.feed(b"0\r\na: ")
+    with pytest.raises(InvalidRequest, match="headers"):
+        for _ in range(100):
+            reader.feed(b"x" * 1000)
+
+
 def test_small_pieces_take_no_more_memory_than_their_bytes() -> None:
     reader = RequestParser(1 << 20, keep_raw=False)
     reader.feed(LINE + b"transfer-encoding: chunked\r\n\r\n")
