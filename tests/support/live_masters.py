@@ -16,11 +16,12 @@ from services.master.config import MasterConfig
 class Master:
     """One that can end and live again on its port, knowing no worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: MasterConfig | None = None) -> None:
+        self._config = config or MasterConfig()
         self._port = 0
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.service = MasterService(MasterConfig())
+        self.service = MasterService(self._config)
 
     @property
     def url(self) -> str:
@@ -29,7 +30,7 @@ class Master:
     async def start(self) -> None:
         listener = bind("127.0.0.1", self._port)
         self._port = listener.getsockname()[1]
-        self.service, self._stop = MasterService(MasterConfig()), asyncio.Event()
+        self.service, self._stop = MasterService(self._config), asyncio.Event()
         app = create_app(self.service, f"127.0.0.1:{self._port}")
         self._task = asyncio.create_task(serve(app, listener, "master", self._stop))
         listening = self._port
@@ -56,8 +57,9 @@ class Master:
 @contextlib.asynccontextmanager
 async def running(
     count: int = 1,
+    config: MasterConfig | None = None,
 ) -> AsyncIterator[tuple[list[Master], MasterClient, UpstreamClient]]:
-    masters = [Master() for _ in range(count)]
+    masters = [Master(config) for _ in range(count)]
     client = UpstreamClient(2.0, probe_timeout_s=0.2)
     try:
         async with asyncio.timeout(30):

@@ -17,6 +17,7 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeOutput, GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
 from proxy.fleet.worker import Instance
+from services.master.config import MasterConfig
 from tests.support.live_masters import running
 from tests.support.live_placing import Placing
 from tests.support.relay_failures import saying
@@ -26,6 +27,8 @@ from tests.support.waiting import eventually
 
 MOST = 5  # --breaker-failures of a master, if it is not given
 DIALECTS = ("tokens", "openai")
+# By what it has measured, chance would say which encoder is asked how often.
+IN_TURN = MasterConfig(policy="round_robin")
 
 
 @dataclass
@@ -79,7 +82,7 @@ async def rendering(errors: Sequence[TriptychError | None]) -> AsyncIterator[Sit
     encoders = [encoder(error) for error in errors]
     flags = ("--breaker-failures", "100", "--max-retries", "1")
     async with (
-        running() as ((master,), link, _),
+        running(config=IN_TURN) as ((master,), link, _),
         before(encode=encoders, decode=[Worker(waiting)], flags=flags) as stack,
     ):
         placing, gateway = Placing(master, link, "tokens"), stack.gateway
@@ -105,7 +108,7 @@ async def rendering(errors: Sequence[TriptychError | None]) -> AsyncIterator[Sit
 @asynccontextmanager
 async def relayed(errors: Sequence[TriptychError | None]) -> AsyncIterator[Site]:
     """As `rendering`, of the dialect openai."""
-    async with running() as ((master,), link, _):
+    async with running(config=IN_TURN) as ((master,), link, _):
         # Not by the dialect that they speak: the master would learn that the other one is fast.
         placing = Placing(master, link, "tokens")
         topology = "E" * len(errors) + "D"
