@@ -117,11 +117,7 @@ class Relay:
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
             deadline.begin(seconds)
-            if len(client.body) <= _INLINE:
-                body = self._parse(client.body)
-            else:
-                body = await self.bodies.decoded(client.body, self._parse)
-            self._read(client, body)
+            body = await self._read(client)
             client.name(body.fields.get("request_id"))
             request = RelayedRequest(
                 deadline=start + seconds,
@@ -164,12 +160,17 @@ class Relay:
             if admission is not None:
                 admission.leave(tenant)
 
-    def _read(self, client: ClientRequest, request: RequestBody) -> None:
-        """What has to be known of a request before it is admitted."""
+    async def _read(self, client: ClientRequest) -> RequestBody:
+        """With what has to be known of a request before it is admitted."""
+        if len(client.body) <= _INLINE:
+            request = self._parse(client.body)
+        else:
+            request = await self.bodies.decoded(client.body, self._parse)
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
         self._names.rename(request)
         self._fleet.models.of(request.model)
+        return request
 
     def _caller(self, client: ClientRequest) -> Caller:
         """Named by a digest of the `Authorization` header, which is made once."""

@@ -10,7 +10,7 @@ import msgspec
 from blake3 import blake3
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest
-from protocol.types import FrameSampling, Modality
+from protocol.types import FrameSampling, GenerateRequest, Modality
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
 from services.frontend.grammars.requested import after_reasoning
@@ -18,7 +18,7 @@ from services.frontend.media.items import ItemLoader
 from services.frontend.media.lookups import ANONYMOUS, Caller
 from services.frontend.media.store import MediaStore
 from services.frontend.model_info import ModelInfo
-from services.frontend.parsing.reading import Parsers
+from services.frontend.parsing.reading import Parsers, Reading
 from services.frontend.pooling.inputs import PoolingInputs
 from services.frontend.pooling.model import with_pooler
 from services.frontend.prompts.chat_text import ChatText
@@ -128,8 +128,7 @@ class Frontend:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
         `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
-        asks; the work done for one caller at a time is bounded. `size`: bytes of its JSON: what is
-        done with the parts of a large one leaves the event loop.
+        asks; the work done for one caller at a time is bounded. `size`: bytes of its JSON.
         """
         large = size > OFFLOAD_BYTES
         use = await offloaded(lambda: tool_use(request), large=large)
@@ -166,9 +165,7 @@ class Frontend:
         )
         # By the prompt's end: many templates open the reasoning themselves.
         reading = self._chat_text.reading(request, use, prompt_end)
-        if held_to := generate.sampling.grammar:
-            held_to = after_reasoning(held_to, reading, self.tokenizer)
-            generate.sampling = msgspec.structs.replace(generate.sampling, grammar=held_to)
+        self._allow_reasoning(generate, reading)
         spec = describe_output(
             request,
             generate,
@@ -179,6 +176,12 @@ class Frontend:
         uuids = [part.uuid for part in chat.media]
         session = request.session_id or request.chat_id or ""
         return RenderedRequest(generate, media, spec, session=session, uuids=uuids, model=self.name)
+
+    def _allow_reasoning(self, generate: GenerateRequest, reading: Reading) -> None:
+        """Before what the answer is held to, if it is held to anything."""
+        if held_to := generate.sampling.grammar:
+            held_to = after_reasoning(held_to, reading, self.tokenizer)
+            generate.sampling = msgspec.structs.replace(generate.sampling, grammar=held_to)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
