@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -97,7 +98,7 @@ class Owner:
     next one starts."""
 
     def __init__(self, root: Path) -> None:
-        self.name = uuid.uuid4().hex[:12]  # short: sockets below it may have 107 characters
+        self.name = secrets.token_urlsafe(6)  # short: sockets below may have 107 characters
         self._root = root
         self._path = root / f"{LIVE}{self.name}"
         # Locked before this one writes, or removes what dead ones left: others see that it lives.

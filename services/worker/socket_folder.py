@@ -17,7 +17,7 @@ def socket_folder(temporary: Path) -> OwnedFolder:
     root = temporary / f"triptych-{os.getuid()}"
     make_private(root, "set TMPDIR to a folder of your own")
     try:
-        folder = OwnedFolder(root, "of-")
+        folder = OwnedFolder(root, "s")
     except OSError as error:
         raise ConfigError(f"no sockets can be made in {root}: {error.strerror}") from None
     if len(str(folder.path / "commands")) > _LONGEST:
