@@ -40,9 +40,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """Sends one request after another until the time is over. They are the same but for what is to
-    be fresh. Each is due `every_s` seconds after the last was, and sent late if that has not
-    ended."""
+    """Sends one request after another until the time is over. Only the parts that are to be fresh
+    differ between requests. A request is due `every_s` seconds after the one before was due; it is
+    sent late if that one has not ended."""
 
     def __init__(
         self,

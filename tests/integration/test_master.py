@@ -203,7 +203,8 @@ def test_a_source_that_cannot_be_followed_costs_its_worker_only_the_index(
     start: Callable[..., Process],
 ) -> None:
     master = start("--allowed-worker-networks", "any")
-    sources = [{"endpoint": "nonsense"}, {"endpoint": "tcp://127.0.0.1:1", "replay": "nonsense"}]
+    bad, good = "not an address", "tcp://127.0.0.1:1"
+    sources = [{"endpoint": bad}, {"endpoint": good, "replay": bad}]
     assert register(master, "d", "decode", events=sources)[0] == 200
     assert metric(master, 'event_messages_total{kind="bad_endpoint"}') == 2
     assert schedule(master)["decode"]["instance_id"] == "d"
