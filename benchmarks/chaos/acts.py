@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,6 +38,7 @@ class Play:
 
     stack: Stack
     acts: list[Act] = field(default_factory=list)
+    unmet: int = 0  # of the acts that spoil answers, those that no request met
 
     def run(self, quick: bool, only: str) -> None:
         for what, act in self._script(quick):
@@ -63,13 +64,35 @@ class Play:
         for worker in first:
             yield f"freeze {worker.name}'s engine", partial(_stall, worker, _ENGINE)
             yield f"freeze {worker.name}'s worker", partial(_stall, worker, _HTTP)
-        for mode in MODES:  # one worker's modes apart: its breaker has closed again by the next
-            for worker in workers[1::2]:
-                spoil = partial(_spoil, self.stack.interposers[worker.name], mode)
-                yield f"{worker.name} answers {mode}", spoil
+        for mode in MODES:  # one role's modes apart: its breakers have closed again by the next
+            for role, alike in self._interposers().items():
+                yield f"a busy {role} answers {mode}", partial(self._spoil, alike, mode)
         yield "kill master", partial(_kill, self.stack.masters[0], 0)
         yield TERMINATE, partial(_terminate, self.stack.proxies[1])
         yield KILL, partial(_kill, self.stack.proxies[1], 0)
+
+    def _interposers(self) -> dict[str, list[Interposer]]:
+        """By role."""
+        roles: dict[str, list[Interposer]] = {}
+        for name, before in self.stack.interposers.items():
+            roles.setdefault(name.rpartition("-")[0], []).append(before)
+        return roles
+
+    def _spoil(self, alike: Sequence[Interposer], mode: str) -> None:
+        """The work of the one that has most is answered so until a few requests have met it."""
+        passed = [one.passed for one in alike]
+        time.sleep(_PAUSE_S)
+        busy = max(range(len(alike)), key=lambda i: alike[i].passed - passed[i])
+        before = alike[busy]
+        wanted = before.spoiled + _SPOILED
+        before.mode, until = mode, time.monotonic() + _SPOIL_S
+        while before.spoiled < wanted and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(_PAUSE_S)
+        before.mode = ""
+        met = _SPOILED + before.spoiled - wanted
+        self.unmet += not met
+        print(f"    {met} answers", flush=True)
 
 
 def _kill(service: Service, victim: int) -> None:
@@ -77,17 +100,6 @@ def _kill(service: Service, victim: int) -> None:
     time.sleep(1.0)
     service.start()
     service.wait_ready()
-
-
-def _spoil(before: Interposer, mode: str) -> None:
-    """Its work is answered so until a few requests have met it: others may be chosen first."""
-    wanted = before.spoiled + _SPOILED
-    before.mode, until = mode, time.monotonic() + _SPOIL_S
-    while before.spoiled < wanted and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(_PAUSE_S)
-    before.mode = ""
-    print(f"    {_SPOILED + before.spoiled - wanted} answers", flush=True)
 
 
 def _terminate(proxy: Service) -> None:

@@ -33,12 +33,13 @@ _Writer: TypeAlias = asyncio.StreamWriter
 class Interposer:
     """Listens on a port of its own and passes on to `port`, each request on a new connection.
 
-    `mode`: one of `MODES` while work is answered so, "" while the worker answers. `spoiled` counts.
+    `mode`: one of `MODES` while work is answered so, "" while the worker answers. `spoiled` counts
+    what was answered so, `passed` the work that the worker got.
     """
 
     def __init__(self, port: int) -> None:
         self.mode = ""
-        self.spoiled = 0
+        self.spoiled = self.passed = 0
         self._upstream = port
         self._name = b""
         self._ready = threading.Event()
@@ -71,9 +72,11 @@ class Interposer:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(_length(head))
-            if self.mode and head.startswith(_WORK):
+            work = head.startswith(_WORK)
+            if work and self.mode:
                 await self._spoil(reader, writer)
             else:
+                self.passed += work
                 await self._pass_on(_closing(head) + body, reader, writer)
         writer.close()
 
