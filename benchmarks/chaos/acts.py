@@ -79,11 +79,10 @@ class Play:
         return roles
 
     def _spoil(self, alike: Sequence[Interposer], mode: str) -> None:
-        """The work of the one that has most is answered so until a few requests have met it."""
-        passed = [one.passed for one in alike]
-        time.sleep(_PAUSE_S)
-        busy = max(range(len(alike)), key=lambda i: alike[i].passed - passed[i])
-        before = alike[busy]
+        """The work of the one that has most is answered so until a few requests have met it. Nobody
+        may meet it: decode workers compute short rests of prompts, and another worker may be
+        chosen from then on."""
+        before = _busiest(alike)
         wanted = before.spoiled + _SPOILED
         before.mode, until = mode, time.monotonic() + _SPOIL_S
         while before.spoiled < wanted and time.monotonic() < until:
@@ -93,6 +92,15 @@ class Play:
         met = _SPOILED + before.spoiled - wanted
         self.unmet += not met
         print(f"    {met} answers", flush=True)
+
+
+def _busiest(alike: Sequence[Interposer]) -> Interposer:
+    """By the work of a few seconds, more of them while none has any."""
+    passed, until = [one.passed for one in alike], time.monotonic() + _SPOIL_S
+    time.sleep(_PAUSE_S)
+    while time.monotonic() < until and passed == [one.passed for one in alike]:
+        time.sleep(0.1)
+    return max(alike, key=lambda one: one.passed - passed[alike.index(one)])
 
 
 def _kill(service: Service, victim: int) -> None:
