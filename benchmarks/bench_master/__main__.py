@@ -1,6 +1,6 @@
 """The master at a thousand workers and a million blocks.
 
-    python -m benchmarks.bench_master [--quick] [--json FILE]
+    python -m benchmarks.bench_master [--quick] [--json FILE] [--svg FILE]
 
 In this process, on one core: placement, ingestion, and the index's memory at 10,000 workers beside
 a dictionary of sets. Against a master of its own process: a closed loop over 32 connections without
@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, 
 from benchmarks.bench_master.memory import memory_rows
 from benchmarks.bench_master.open_loop import open_loop_rows
 from benchmarks.bench_master.restart import restart_rows
+from benchmarks.common.plotting import check_plots
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_event_batch, encode_batch
 from protocol.placement import Finished
@@ -119,7 +121,12 @@ def http_rows(count: int) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 if every row holds."""
-    args = arguments("bench_master", __doc__).parse_args(argv)
+    parser = arguments("bench_master", __doc__)
+    parser.add_argument(
+        "--svg", type=Path, help="plot of latency over the offered rate (needs the extra 'bench')"
+    )
+    args = parser.parse_args(argv)
+    check_plots(parser, "--svg", args.svg)
     scale = 1 if args.quick else 5
     print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
     rows = [
@@ -127,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         *memory_rows(BLOCKS if scale > 1 else BLOCKS // 4),
         *ingestion_rows(50_000 * scale),
         *http_rows(10_000 * scale),
-        *open_loop_rows(BLOCKS // 10 * scale, RATES if scale > 1 else RATES[:4:3], 3.0 * scale),
+        *open_loop_rows(
+            BLOCKS // 10 * scale, RATES if scale > 1 else RATES[:4:3], 3.0 * scale, args.svg
+        ),
         *restart_rows(400 * scale),
         *agreement_rows(BLOCKS // 20, 3.0 * scale),
     ]

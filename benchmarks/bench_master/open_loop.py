@@ -32,6 +32,7 @@ from benchmarks.bench_master.http import (
 )
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
 from benchmarks.bench_master.sampled_master import REST
+from benchmarks.common.plotting import curves
 from benchmarks.common.processes import processor_s
 from benchmarks.common.rows import Row
 from protocol.placement import (
@@ -185,20 +186,33 @@ def sustained(step: Step) -> bool:
     return len(step.times) == step.offered and max(step.times, default=0.0) < 1.0
 
 
-def open_loop_rows(blocks: int, rates: Sequence[float], seconds: float) -> list[Row]:
-    """Percentiles for each rate, and how the master's processor time was divided over all."""
+def open_loop_rows(
+    blocks: int, rates: Sequence[float], seconds: float, plot: Path | None = None
+) -> list[Row]:
+    """Percentiles for each rate, and how the master's processor time was divided over all; the
+    percentiles of the rates that were sustained are drawn into `plot`."""
     steps = [Step(rate, seconds) for rate in rates]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.json"
         with serving("benchmarks.bench_master.sampled_master", str(file)) as (address, pid):
             done = uvloop.run(drive(address, pid, blocks, steps))
         samples = json.loads(file.read_text())
+    if plot is not None:
+        draw(plot, [step for step in done if sustained(step)])
     rows = [row for step in done for row in step_rows(step)]
     total = sum(samples.values())
     for part in ("index", "events", "placement", "fleet", REST):
         name = f"master's processor time under these loads: {part}, %"
         rows.append(Row(name, 100.0 * samples.get(part, 0) / total))
     return rows
+
+
+def draw(path: Path, done: Sequence[Step]) -> None:
+    lines = {
+        f"p{p}": [(step.rate, float(np.percentile(step.times, p)) * 1e3) for step in done]
+        for p in (50, 95, 99)
+    }
+    curves(path, lines, "placements/s offered", "latency, ms")
 
 
 def step_rows(step: Step) -> list[Row]:

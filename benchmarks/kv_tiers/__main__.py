@@ -1,6 +1,6 @@
 """Turns of many conversations whose KV is four times the pool, with and without tiers below it.
 
-    python -m benchmarks.kv_tiers [--quick] [--json FILE] [--markdown FILE]
+    python -m benchmarks.kv_tiers [--quick] [--json FILE] [--markdown FILE] [--svg FILE]
 
 Workers that do it all (`services.pdfusion`), over HTTP, with the same pool: without tiers (the peer
 of every row), with host memory, with files, with both, and one with a pool for everything, which is
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.common import random_model
+from benchmarks.common.plotting import bars, check_plots
 from benchmarks.common.processes import call, free_port, serving
 from benchmarks.common.random_model import ModelShape
 from benchmarks.common.rows import (
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = arguments("kv_tiers", __doc__)
     parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--svg", type=Path, help="plot here (needs the extra 'bench')")
     args = parser.parse_args(argv)
+    check_plots(parser, "--svg", args.svg)
     load = QUICK if args.quick else Load()
     where = hardware(("torch", "transformers"), SEED)
     spoken = f"{load.sessions} conversations of {load.turns} turns"
@@ -63,7 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(head(), *map(line, rows), sep="\n")
     if args.markdown is not None:
         args.markdown.write_text(markdown(rows, about))
+    if args.svg is not None:
+        draw(args.svg, rows)
     return finish(rows, args.json)
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    """How many times as good as without tiers; times the other way round."""
+    values: dict[str, dict[str, float]] = {}
+    for row in rows:
+        name, _, what = row.name.partition(": ")
+        if row.ratio and "token" in what:
+            values.setdefault(name, {})[what.replace("ms to", "time to")] = 1 / row.ratio
+        elif row.ratio:
+            values.setdefault(name, {})[what] = row.ratio
+    bars(path, values, f"times as good as {PLAIN}")
 
 
 def compare(model: Path, folder: Path, load: Load, *, quick: bool) -> list[Row]:

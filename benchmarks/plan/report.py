@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.plotting import save
 from benchmarks.plan.options import Options
 from benchmarks.plan.search import ROLES, Trial
 from benchmarks.simulate.records import Shape
@@ -168,5 +169,4 @@ def plot(options: Options, plan: Plan, path: Path) -> None:
     axis.set_ylabel("within both objectives")
     axis.set_ylim(0.0, 1.02)
     axis.legend()
-    figure.savefig(path)
-    pyplot.close(figure)
+    save(figure, path)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.plotting import save
 from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
@@ -218,5 +219,4 @@ def plots(results: Sequence[CaseResult], path: Path) -> None:
         axis.remove()
     figure.supxlabel("offered, requests/s", fontsize=8)
     figure.supylabel("within both objectives", fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save(figure, path)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common.plotting import check_plots
+from benchmarks.common.plotting import check_plots, save
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown
 from benchmarks.step_time.device import Shape, Steps
 from benchmarks.step_time.host import Queue, filled, measure, queues
@@ -54,8 +54,7 @@ def draw(path: Path, points: Sequence[Point], queues: Sequence[Queue], host: Seq
     _name(context, "context, tokens", "step, ms", "batch")
     _name(waiting, "requests that wait", "host before a step, µs", "waiting for")
     waiting.set_xscale("log")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _name(axes: object, x: str, y: str, lines: str) -> None:
