@@ -112,14 +112,14 @@ def _point(
     plan = load.LoadPlan(sent, bodies(sent), checked.aims(profile), pace, span.warm_s, said.end_s)
     with (
         tempfile.TemporaryDirectory() as logs,
-        processes.fleet(profile, checked.shape, model, Path(logs), TRACE_SEED) as fleet,
+        processes.fleet(profile, checked.counts, model, Path(logs), TRACE_SEED) as fleet,
     ):
         run = uvloop.run(load.run(fleet.url, plan, fleet.processor_s))
     measured = said.end_s - span.warm_s
     begin, end = run.marks
     busy = {name: (end[name] - begin[name]) / measured for name in end}
     return Point(
-        checked.trace, str(checked.shape), share, said.found,
+        checked.trace, checked.fleet, share, said.found,
         figures(run.records, measured, run.over_s), run.lag_s * 1e3, busy, run.stages_ms,
     )  # fmt: skip
 

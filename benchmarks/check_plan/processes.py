@@ -15,7 +15,6 @@ from pathlib import Path
 from benchmarks.check_plan.asks import WORDS
 from benchmarks.common.processes import ending, free_port, mock_workers, processor_s, wait_ready
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.records import Shape
 
 NAME = "checked"
 _POSITIONS = 1 << 18
@@ -50,8 +49,9 @@ def model_copy(source: Path, folder: Path) -> Path:
 
 def worker_flags(profile: Profile, role: str) -> list[str]:
     """A mock worker's, exactly as simulated workers of this role are."""
-    blocks = profile.decode_blocks if role == "decode" else profile.prefill_blocks
-    held = profile.encoder_bytes if role == "encode" else profile.prefill_media_bytes
+    blocks = profile.decode_blocks if role in ("decode", "any") else profile.prefill_blocks
+    encodes = role in ("encode", "any")
+    held = profile.encoder_bytes if encodes else profile.prefill_media_bytes
     values: dict[str, object] = {
         "block-size": profile.block_size,
         "num-gpu-blocks-override": blocks,
@@ -77,15 +77,17 @@ def worker_flags(profile: Profile, role: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def fleet(profile: Profile, shape: Shape, model: Path, logs: Path, seed: int) -> Iterator[Fleet]:
-    """One process for each role's workers. `logs`: folder of what they print."""
+def fleet(
+    profile: Profile, counts: Mapping[str, int], model: Path, logs: Path, seed: int
+) -> Iterator[Fleet]:
+    """One process for each role's workers: `counts`, encoders first. `logs`: folder of what they
+    print."""
     with contextlib.ExitStack() as stack:
         port = free_port(2)
         master, url = f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port}"
         pids = {"master": _served(stack, "services.master", master, logs, ["--seed", str(seed)])}
         encoders: list[str] = []
-        for role in ("encode", "prefill", "decode"):
-            count = getattr(shape, role)
+        for role, count in counts.items():
             flags = [
                 "--role", role, "--model", str(model), "--served-model-name", NAME,
                 "--master-url", master, "--seed", str(seed + count),

@@ -35,16 +35,33 @@ def slow() -> Profile:
 
 @dataclass(frozen=True)
 class Checked:
-    """`ttft_s`, `tpot_s`: what requests must keep."""
+    """`ttft_s`, `tpot_s`: what requests must keep. `elastic`: all workers are of the role any, and
+    begin in the simulation as `shape` says."""
 
     trace: str
     shape: Shape
     ttft_s: float
     tpot_s: float
+    elastic: bool = False
+
+    @property
+    def fleet(self) -> str:
+        return f"{self.shape.total} any" if self.elastic else str(self.shape)
 
     @property
     def name(self) -> str:
-        return f"{self.shape} {self.trace}"
+        return f"{self.fleet} {self.trace}"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Workers by their roles, encoders first."""
+        if self.elastic:
+            return {"any": self.shape.total}
+        return {role: getattr(self.shape, role) for role in ("encode", "prefill", "decode")}
+
+    @property
+    def contender(self) -> Contender:
+        return Contender(OURS, self.shape, elastic=self.elastic)
 
     def aims(self, profile: Profile) -> Objectives:
         return Objectives(profile, ttft_s=self.ttft_s, tpot_s=self.tpot_s)
@@ -57,7 +74,7 @@ class Checked:
     def sustained(self, profile: Profile) -> float:
         """Requests/s that the planner says the fleet sustains within its objectives."""
         bench = self.bench(profile)
-        return bench.sustained(Contender(OURS, self.shape), TRACE_SEED, bench.case.pace)
+        return bench.sustained(self.contender, TRACE_SEED, bench.case.pace)
 
     def span(self, seconds: float) -> Span:
         """`seconds` measured, longer until they are so many median lifetimes as forecast."""
@@ -70,6 +87,8 @@ CHECKED = (
     Checked("multi_turn", Shape(0, 1, 2), 2.5, 0.06),
     Checked("multi_turn", Shape(0, 2, 2), 2.5, 0.06),
     Checked("pictures", Shape(2, 1, 2), 7.0, 0.06),
+    Checked("pictures", Shape(2, 1, 2), 7.0, 0.06, elastic=True),
+    Checked("chat", Shape(0, 1, 2), 4.0, 0.06, elastic=True),
 )
 
 
@@ -89,8 +108,8 @@ def forecast(
     differ by the seed. The first run says how long is measured."""
     found: list[Figures] = []
     for seed in seeds:
-        config = Contender(OURS, checked.shape).config(seed)
-        simulation = Simulation(profile, checked.shape, config, checked.aims(profile), seed)
+        config, aims = checked.contender.config(seed), checked.aims(profile)
+        simulation = Simulation(profile, checked.shape, config, aims, seed, elastic=checked.elastic)
         records = simulation.run(sessions, pace, span)
         begin, end = simulation.measured
         found.append(figures(records, end - begin, simulation.clock.now))
