@@ -42,9 +42,15 @@ class Contender:
         return MasterConfig(policy=self.policy, seed=seed + 1, **{**fixed, **self.options})
 
     def chosen(self) -> str:
-        return ", ".join(f"{name}={value:.3g}" for name, value in self.options.items())
+        return ", ".join(f"{name}={_said(value)}" for name, value in self.options.items())
 
 
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
+# Under overload large requests are refused first.
+LARGEST: Mapping[str, Any] = MappingProxyType({"refuse_first": "largest"})
 # RTP-LLM reserves the prompt and up to 1000 output tokens in a decode worker.
 DESIGN: Mapping[str, Mapping[str, Any]] = MappingProxyType({"rtp": {"expected_tokens": 1000}})
 
@@ -128,6 +134,7 @@ def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
     found = [[Contender(policy, shape) for shape in shapes]]
     if policy == OURS:
         found.append([Contender(policy, s, kind="told", tells=True) for s in shapes])
+        found.append([Contender(policy, s, LARGEST, "told, largest", True) for s in shapes])
     if policy == "kv":
         options = {"kv_local_tokens": 2048}
         found.append([Contender(policy, s, options, "conditional") for s in shapes])

@@ -105,6 +105,14 @@ class MasterConfig(
         " once), last (served behind all requests that can).",
         choices=("refuse", "last"),
     )
+    refuse_first: str = option(
+        "late",
+        "Which requests are refused first while not all can keep their objectives: late (those that"
+        " cannot), largest (before these, those that take most of the workers' time: more requests"
+        " are served, large ones only once there is time for them). largest needs --queue-policy"
+        " refuse.",
+        choices=("late", "largest"),
+    )
     busy_queue_ms: float = milliseconds(
         10_000.0,
         "Queued work with which a worker gets no further requests. 0: no such limit.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from protocol.errors import TriptychError, Unavailable
@@ -28,6 +29,7 @@ from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate, check_request
+from services.master.placement.shedding import Shedding
 from services.master.placement.totals import Totals
 from services.master.placement.waiting import PlacementTicket, WaitingRequests
 
@@ -51,6 +53,7 @@ class Master:
         self.ledger = Ledger(self._listener.over, self._shares)
         self.totals = Totals()
         self.queues: dict[str, WaitingRequests] = {}
+        self.shedding = Shedding(config)
         self.wanted = WantedWorkers(config)
         self.mover = RoleMover(config)
         policy = load_policy(config, rng or random.Random(config.seed or None))
@@ -106,7 +109,7 @@ class Master:
         try:
             return place(self._fleet_of(request, now * 1e3), request, now * 1e3)
         except TriptychError as error:
-            self.totals.refused[error.code] += 1
+            self._count_refused(request.model, error)
             raise
 
     def _fleet_of(self, request: ScheduleRequest, now_ms: float) -> Fleet:
@@ -120,6 +123,7 @@ class Master:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
         settle_objectives(request, self.config)
         self._shares.asks(request.tenant, now_ms)
+        self.shedding.check(fleet, request)
         return fleet
 
     def _place_at_once(
@@ -180,12 +184,8 @@ class Master:
         except BaseException:
             self.ledger.release(request.request_id, now_ms, done=False)
             raise
-        totals = self.totals
-        totals.placed += 1
-        totals.hit_tokens += placement.hit_tokens
-        totals.prompt_tokens += request.prompt_tokens
-        for item in placement.encoders:
-            totals.items[item.state] += 1
+        self.shedding.placed(fleet.model)
+        self.totals.count(request, placement)
         return placement
 
     def finished(self, report: Finished, now: float) -> None:
@@ -211,10 +211,11 @@ class Master:
             waiting.placed(placement.ttft_ms)
             return placement
 
-        waiting.pump(place, now_ms, self._count_refused)
+        waiting.pump(place, now_ms, partial(self._count_refused, fleet.model))
 
-    def _count_refused(self, error: TriptychError) -> None:
+    def _count_refused(self, model: str, error: TriptychError) -> None:
         self.totals.refused[error.code] += 1
+        self.shedding.refused(model, error)
 
     def cancel(self, ticket: PlacementTicket) -> None:
         """The caller has left."""
@@ -230,8 +231,8 @@ class Master:
         self.totals.given_up += self.ledger.expire(now_ms)
         for fleet in self.registry.fleets.values():
             fleet.expire(now_ms)
-        for queue in self.queues.values():
-            queue.expire(now_ms, self._count_refused)
+        for model, queue in self.queues.items():
+            queue.expire(now_ms, partial(self._count_refused, model))
         self.queues = {model: queue for model, queue in self.queues.items() if len(queue)}
         self.pump(now)
         waiting = {model: len(queue) for model, queue in self.queues.items()}

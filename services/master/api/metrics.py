@@ -100,6 +100,7 @@ class _Collector(Collector):
         yield _counter(
             "refused", "Requests that were refused, by error code.", "code", totals.refused
         )
+        yield self._shares_refused()
         yield _counter(
             "refused_workers",
             "Registrations and heartbeats that were refused, by error code.",
@@ -179,6 +180,16 @@ class _Collector(Collector):
             for kind, count in dataclasses.asdict(fleet.events.counts).items():
                 events.add_metric([model, kind], count)
         yield from (instances, entries, events, self._wanted())
+
+    def _shares_refused(self) -> Metric:
+        family = GaugeMetricFamily(
+            PREFIX + "largest_refused_share",
+            "Share of a model's requests, the largest, that are refused now (--refuse-first).",
+            labels=["model"],
+        )
+        for model, share in self._master.shedding.shares().items():
+            family.add_metric([model], share)
+        return family
 
     def _moves(self) -> Metric:
         moves = CounterMetricFamily(

@@ -60,7 +60,7 @@ def check_objective(
     objective_ms, ttft_ms = request.ttft_slo_s * 1e3, _foreseen_ttft_ms(prefill, decode)
     learnt = prefill.costs.pool.told(prefill.row) is None
     margin = _LEARNT_MARGIN if learnt else _TTFT_MARGIN
-    if ttft_ms > margin * objective_ms and not _has_spare_workers(fleet):
+    if ttft_ms > margin * objective_ms and not has_spare_workers(fleet):
         raise too_late(ttft_ms, objective_ms)
 
 
@@ -73,7 +73,7 @@ def _foreseen_ttft_ms(prefill: Choice, decode: Choice | None) -> float:
     return prefill.ttft_ms + moved + float(pool.step_now[row])
 
 
-def _has_spare_workers(fleet: Fleet) -> bool:
+def has_spare_workers(fleet: Fleet) -> bool:
     """Fewer requests than workers that prefill."""
     pools = fleet.pools
     requests = sum(float(pools[kind].requests.sum()) for kind in ("decode", "combined"))

@@ -31,6 +31,10 @@ class TooLate(Unavailable):
     code = "slo_unreachable"
 
 
+class TooLarge(TooLate):
+    """Objectives cannot be kept for all, and this request takes more time than others."""
+
+
 def too_late(ttft_ms: float, objective_ms: float) -> TooLate:
     """`ttft_ms`: when the first token is foreseen."""
     return TooLate(

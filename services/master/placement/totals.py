@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from protocol.placement import Placement, ScheduleRequest
+
 
 @dataclass
 class Totals:
@@ -18,3 +20,11 @@ class Totals:
     # Pictures, by where their embeddings come from
     items: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # requests, by error code
+
+    def count(self, request: ScheduleRequest, placement: Placement) -> None:
+        """A request was placed."""
+        self.placed += 1
+        self.hit_tokens += placement.hit_tokens
+        self.prompt_tokens += request.prompt_tokens
+        for item in placement.encoders:
+            self.items[item.state] += 1

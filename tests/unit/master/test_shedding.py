@@ -1,0 +1,134 @@
+"""Who is refused first past capacity: the largest requests, where an operator wants that."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from protocol.errors import TriptychError
+from protocol.placement import Placement
+from services.master.config import MasterConfig
+from services.master.placement.refusals import AllBusy, TooLarge, TooLate
+from services.master.placement.shedding import Shedding, prices, work_of
+from tests.support.master_fleets import asking, master, picture
+from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
+
+OBJECTIVES: dict[str, Any] = {"ttft_slo": TTFT_SLO_S, "tpot_slo": TPOT_SLO_S}
+LARGEST = MasterConfig(refuse_first="largest", **OBJECTIVES)
+NAMES = (f"n{number}" for number in itertools.count())
+
+
+def overloaded(refuse_first: str, times: float = 3.0) -> VirtualFleet:
+    """Prompts of 1,000 and of 2,000 tokens, three times as many as two prefill workers can do."""
+    fleet = VirtualFleet(2, 2, 3, refuse_first=refuse_first, **OBJECTIVES)
+    fleet.run(times * 13.0, 40.0, 60)
+    return fleet
+
+
+def good(fleet: VirtualFleet, tokens: int) -> int:
+    return sum(request.good for request in fleet.requests if request.tokens == tokens)
+
+
+def test_more_requests_are_served_past_capacity() -> None:
+    late, largest = overloaded("late"), overloaded("largest")
+    assert good(largest, 1000) > 1.1 * good(late, 1000)
+    assert good(largest, 2000) < 0.8 * good(late, 2000)
+    served = [good(fleet, 1000) + good(fleet, 2000) for fleet in (late, largest)]
+    assert served[1] > 1.03 * served[0], served
+
+
+def test_below_capacity_nobody_is_refused_for_the_size() -> None:
+    fleet = overloaded("largest", 0.6)
+    assert fleet.master.shedding.shares() == {"m": 0.0}
+    assert good(fleet, 2000) > 0.9 * sum(r.tokens == 2000 for r in fleet.requests)
+
+
+@pytest.mark.parametrize("flags", [{}, {"refuse_first": "largest", "queue_policy": "last"}])
+def test_without_the_flag_or_where_late_ones_are_served_last_nothing_is_shed(
+    flags: dict[str, str],
+) -> None:
+    fleet = VirtualFleet(2, 2, 3, **OBJECTIVES, **flags)
+    fleet.run(26.0, 10.0, 60)
+    assert fleet.master.shedding.shares() == {}
+
+
+def shedding(*, lates: int) -> tuple[Shedding, list[Exception]]:
+    """After 128 requests of 1 to 128 hundred tokens, of which so many were late; what became of the
+    same requests once more, None where they may be placed."""
+    made, shed = master("prefill", "decode"), Shedding(LARGEST)
+    fleet = made.registry.fleets["m"]
+    for number in range(3):  # no worker is free
+        made.schedule(asking(f"busy{number}", blocks=0), 0.0)
+    sizes = [100 * (1 + number) for number in range(128)]
+    random.Random(1).shuffle(sizes)
+    for size in sizes:
+        shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+    for _ in range(lates):
+        shed.refused("m", TooLate("late"))
+    found: list[Exception] = []
+    for size in sizes * 2:
+        try:
+            shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+        except TooLarge as error:
+            found.append(error)
+    return shed, found
+
+
+def test_the_largest_are_refused_once_others_are_late() -> None:
+    shed, found = shedding(lates=20)
+    share = shed.shares()["m"]
+    assert share == pytest.approx(1.0 - 0.98**20)
+    # The limit is found anew by every 16 requests: a little later than the share has risen.
+    assert 0.8 * share < len(found) / 256 < 1.1 * share
+    error = found[0]
+    assert isinstance(error, TriptychError)
+    assert (error.status, error.code, error.retry_after_s) == (503, "slo_unreachable", 5.0)
+    assert "longer than 67% of the others" in error.message
+
+
+def test_nobody_is_refused_while_none_is_late_and_less_with_each_in_time() -> None:
+    assert shedding(lates=0)[1] == []
+    shed, _ = shedding(lates=20)
+    before = shed.shares()["m"]
+    # Neither those that wait nor those that were refused for their size were late.
+    shed.refused("m", AllBusy("busy"))
+    shed.refused("m", TooLarge("large"))
+    shed.refused("other", TooLate("late"))
+    assert shed.shares() == {"m": before}
+    for _ in range(10):
+        shed.placed("m")
+    assert shed.shares()["m"] == pytest.approx(before - 0.035)
+    for _ in range(1000):
+        shed.placed("m")
+    assert shed.shares()["m"] == 0.0
+
+
+def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
+    made, shed = master("prefill", "decode"), Shedding(LARGEST)
+    fleet = made.registry.fleets["m"]
+    for size in range(100, 6500, 50):
+        shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+        shed.refused("m", TooLate("late"))
+
+
+def test_requests_without_objectives_are_not_looked_at() -> None:
+    made = master("prefill", "decode", refuse_first="largest")
+    assert isinstance(made.schedule(asking("a"), 0.0), Placement)
+    assert made.shedding.shares() == {}
+
+
+def size_ms(roles: tuple[str, ...], **fields: Any) -> float:
+    """As the rates of `tests.support.master_fleets` say: 1 ms a token of a picture and of a prompt,
+    0.1 ms of a decode step."""
+    fleet = master(*roles).registry.fleets["m"]
+    return float(work_of(asking("a", **fields), 100) @ prices(fleet))
+
+
+def test_a_size_is_the_time_of_all_stages() -> None:
+    three = ("encode", "prefill", "decode")
+    assert size_ms(three, prompt_tokens=1000, max_tokens=10) == pytest.approx(1001.0)
+    assert size_ms(three, prompt_tokens=1000, max_tokens=10**6) == pytest.approx(1010.0)
+    for roles in (three, ("pdfusion",), ("prefill", "decode")):
+        found = size_ms(roles, prompt_tokens=1000, max_tokens=10, items=[picture("p")])
+        assert found == pytest.approx(1001.0 + 32.0)
