@@ -48,6 +48,18 @@ def test_a_tapped_stream_looks_as_if_no_ids_were_asked_for() -> None:
     assert progress.head == {**HEAD, "id": "chatcmpl-me"}
 
 
+def test_a_stream_without_ids_passes_untouched() -> None:
+    """Also what would be taken out of one with ids, and once ids come after all they are."""
+    plain = chunk({}).replace(b',"token_ids":null', b"")
+    late = chunk({"content": "a"}, [1])
+    shown: list[bytes] = []
+    recorder = Recorder("w", shown.append, asked=False)
+    for data in (b"".join(stream()), plain, late):
+        recorder.feed(data)
+    assert not recorder.progress.exact
+    assert shown[1:] == [plain, chunk({"content": "a"})]
+
+
 def chunk(delta: Any, ids: list[int] | None = None, **more: Any) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": ids}
     data = {**HEAD, "choices": [{**choice, **more}]}
