@@ -127,6 +127,8 @@ async def _late(fleet: Fleet, client: UpstreamClient, instance: Instance) -> Non
         fleet.doubt(instance)  # whether it is busy or gone shows the sooner
     elif instance.lost and not was_lost:
         fleet.news()
+        if cut_off:
+            fleet.doubt_neighbours(instance)
 
 
 def _hold(instance: Instance, was_up: bool) -> bool:

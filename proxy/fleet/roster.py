@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from protocol.types import Role
 from proxy.fleet.own_model import OwnModels
@@ -122,6 +123,14 @@ class Roster:
         if instance not in self._doubtful:
             self._doubtful.append(instance)
         self._in_doubt.set()
+
+    def doubt_neighbours(self, instance: Instance) -> None:
+        """Those at the same address as one that is cut off: they may be as well, and each request
+        would find that out by waiting."""
+        host = urlsplit(instance.url).hostname
+        for other in self.all():
+            if other is not instance and other.up and urlsplit(other.url).hostname == host:
+                self.doubt(other)
 
     def force_dialect(self, dialect: str) -> None:
         """`tokens` and `openai` hold for all workers; with any other word they are asked."""

@@ -64,7 +64,23 @@ async def test_who_is_cut_off_is_given_up_at_its_first_late_probe(client: Upstre
             busy.silent = {"/ready", "/health"}
             await probe_once(fleet, client)
             assert (one.lost, other.lost, third.up) == (True, False, True)
-            assert await fleet.doubtful(0.0) == [other], "it is asked again at once"
+            asked = await fleet.doubtful(0.0)
+            assert other in asked, "it is asked again at once"
+            assert third in asked, "it has the address of one that is cut off"
+
+
+async def test_who_shares_an_address_with_one_that_is_cut_off_is_asked_at_once(
+    client: UpstreamClient,
+) -> None:
+    """Not one that is elsewhere, nor one that is down already."""
+    async with serving(Worker(OURS)) as good, serving(Worker(OURS)) as other:
+        with black_hole() as hole:
+            elsewhere = other.url.replace("127.0.0.1", "localhost")
+            fleet = Fleet.from_urls(good.url, "http://127.0.0.1:9", f"{hole},{elsewhere}")
+            (beside,), (down,), (one, away) = fleet.encode, fleet.prefill, fleet.decode
+            await probe_once(fleet, client)
+            assert (one.lost, beside.up, away.up, down.up) == (True, True, True, False)
+            assert await fleet.doubtful(0.0) == [beside]
 
 
 async def test_of_all_that_are_cut_off_together_none_is_given_up_at_once(
