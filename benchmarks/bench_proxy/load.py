@@ -40,9 +40,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """Sends one request after another until the time is over. Only the parts that are to be fresh
-    differ between requests. A request is due `every_s` seconds after the one before was due; it is
-    sent late if that one has not ended."""
+    """A client with one connection, which sends its requests in turn until `until` (s of
+    `time.perf_counter`). It writes a new number between the pieces of `request` each time. Each
+    request is due `every_s` seconds after the one before; the client sends it late if the answer to
+    that one has not ended."""
 
     def __init__(
         self,

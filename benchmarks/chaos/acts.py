@@ -72,35 +72,37 @@ class Play:
         yield KILL, partial(_kill, self.stack.proxies[1], 0)
 
     def _interposers(self) -> dict[str, list[Interposer]]:
-        """By role."""
+        """What stands before the workers, by their role."""
         roles: dict[str, list[Interposer]] = {}
-        for name, before in self.stack.interposers.items():
-            roles.setdefault(name.rpartition("-")[0], []).append(before)
+        for name, one in self.stack.interposers.items():
+            roles.setdefault(name.rpartition("-")[0], []).append(one)
         return roles
 
     def _spoil(self, alike: Sequence[Interposer], mode: str) -> None:
-        """The work of the one that has most is answered so until a few requests have met it. Nobody
-        may meet it: decode workers compute short rests of prompts, and another worker may be
-        chosen from then on."""
-        before = _busiest(alike)
-        wanted = before.spoiled + _SPOILED
-        before.mode, until = mode, time.monotonic() + _SPOIL_S
-        while before.spoiled < wanted and time.monotonic() < until:
+        """Spoils the answers of the busiest worker until a few requests have met it, or for
+        `_SPOIL_S`. No request may meet it: decode workers compute short rests of prompts, and the
+        master may choose another worker meanwhile."""
+        worker = _busiest(alike)
+        wanted = worker.spoiled + _SPOILED
+        worker.mode, until = mode, time.monotonic() + _SPOIL_S
+        while worker.spoiled < wanted and time.monotonic() < until:
             time.sleep(0.1)
         time.sleep(_PAUSE_S)
-        before.mode = ""
-        met = _SPOILED + before.spoiled - wanted
+        worker.mode = ""
+        met = _SPOILED + worker.spoiled - wanted
         self.unmet += not met
         print(f"    {met} answers", flush=True)
 
 
 def _busiest(alike: Sequence[Interposer]) -> Interposer:
-    """By the work of a few seconds, more of them while none has any."""
-    passed, until = [one.passed for one in alike], time.monotonic() + _SPOIL_S
+    """The worker that got most work within `_PAUSE_S`; waits for up to `_SPOIL_S` until one gets
+    any."""
+    begun, until = [one.passed for one in alike], time.monotonic() + _SPOIL_S
     time.sleep(_PAUSE_S)
-    while time.monotonic() < until and passed == [one.passed for one in alike]:
+    while time.monotonic() < until and begun == [one.passed for one in alike]:
         time.sleep(0.1)
-    return max(alike, key=lambda one: one.passed - passed[alike.index(one)])
+    gained = [one.passed - was for one, was in zip(alike, begun, strict=True)]
+    return alike[gained.index(max(gained))]
 
 
 def _kill(service: Service, victim: int) -> None:

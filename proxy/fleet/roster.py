@@ -125,8 +125,8 @@ class Roster:
         self._in_doubt.set()
 
     def doubt_neighbours(self, instance: Instance) -> None:
-        """Those at the same address as one that is cut off: they may be as well, and each request
-        would find that out by waiting."""
+        """Probe the workers that share the host of one that is cut off: they may be cut off too,
+        and a request would wait for each of them."""
         host = urlsplit(instance.url).hostname
         for other in self.all():
             if other is not instance and other.up and urlsplit(other.url).hostname == host:

@@ -164,10 +164,7 @@ class Master:
         return waiting.push(request, now_ms, retry_after_s, fleet.running_at_once())
 
     def _waiting(self, fleet: Fleet) -> WaitingRequests:
-        found = self.queues.get(fleet.model)
-        if found is None:
-            found = self.queues[fleet.model] = WaitingRequests(self.config)
-        return found
+        return self.queues.setdefault(fleet.model, WaitingRequests(self.config))
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
@@ -234,6 +231,7 @@ class Master:
         for model, queue in self.queues.items():
             queue.expire(now_ms, partial(self._count_refused, model))
         self.queues = {model: queue for model, queue in self.queues.items() if len(queue)}
+        self.shedding.forget(self.registry.fleets.keys())
         self.pump(now)
         waiting = {model: len(queue) for model, queue in self.queues.items()}
         self.wanted.observe(self.registry.fleets, waiting, now_ms)

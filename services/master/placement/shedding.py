@@ -1,14 +1,16 @@
-"""Which requests a fleet refuses first while it cannot serve all within their objectives: those
-that would take most of its time, as several others are served in the time of one of them."""
+"""Load shedding by size: while a fleet cannot keep the objectives of all requests it refuses the
+largest ones, as it can serve several others in the time of one of them."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from protocol.placement import ScheduleRequest
+from services.admission.ticket import DEFAULT_PRIORITY
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
@@ -16,98 +18,114 @@ from services.master.fleet.pool import Pool
 from services.master.placement.objectives import has_spare_workers
 from services.master.placement.refusals import TooLarge, TooLate
 
-_REMEMBERED = 256  # requests, by which is judged who is large
-_AGAIN = 16  # requests until the limit is found anew
-_FEWEST = 32  # requests below which nobody is large
-_UP = 0.02  # of the requests that are not refused: so many more are, with each that is late
-_DOWN = 0.0035  # of all: so many fewer are refused, with each that is in time
-_MOST = 0.95  # share at the most
-_SAME = 1e-6  # by which sizes may differ and be the same
+_WINDOW = 256  # latest requests, whose sizes are compared
+_UPDATE_EVERY = 16  # requests between two updates of the size limit
+_MIN_REQUESTS = 32  # requests before any is refused
+_UP = 0.02  # of the share still served: moves to the refused share with each late request
+_DOWN = 0.0035  # by which the refused share falls with each request that is placed in time
+_MAX_SHARE = 0.95  # of the requests, refused at most
+_TOLERANCE = 1e-6  # relative difference below which two sizes are equal
 _RETRY_S = 5.0
 
 
 class Shedding:
-    """Of all models; without --refuse-first largest nobody is refused here."""
+    """Keeps a `ModelShedding` for each model. Refuses nothing unless the flags are
+    --refuse-first largest and --queue-policy refuse."""
 
     def __init__(self, config: MasterConfig) -> None:
         self._config = config
         self._sheds = config.refuse_first == "largest" and config.queue_policy == "refuse"
-        self._models: dict[str, SheddingOfModel] = {}
+        self._models: dict[str, ModelShedding] = {}
 
     def check(self, fleet: Fleet, request: ScheduleRequest) -> None:
-        """A request has come. `TooLarge` if it is one of the largest, while these are refused."""
-        if self._sheds and (request.ttft_slo_s or request.tpot_slo_s):
-            found = self._models.setdefault(fleet.model, SheddingOfModel(self._config))
+        """Note a new request's size; raise `TooLarge` if the fleet refuses this size now.
+
+        It always lets three kinds pass: requests without objectives, requests with more than the
+        default priority, and retries, as their clients may have part of the answer. A proxy may ask
+        twice for a request that has to wait; its size is noted twice then.
+        """
+        priority = request.priority or DEFAULT_PRIORITY
+        if not self._sheds or request.avoid or priority > DEFAULT_PRIORITY:
+            return
+        if request.ttft_slo_s or request.tpot_slo_s:
+            found = self._models.setdefault(fleet.model, ModelShedding(self._config))
             found.check(fleet, request)
 
     def refused(self, model: str, error: Exception) -> None:
-        """A request got an error in place of a placement."""
+        """The master answered a request with `error`; a late request raises the refused share."""
         if model in self._models and isinstance(error, TooLate) and not isinstance(error, TooLarge):
             self._models[model].late()
 
     def placed(self, model: str) -> None:
-        """A request has got workers."""
+        """The master placed a request, which lowers the refused share."""
         if model in self._models:
             self._models[model].in_time()
 
+    def forget(self, models: AbstractSet[str]) -> None:
+        """Drop the state of all models but `models`, which the master knows."""
+        for model in self._models.keys() - models:
+            del self._models[model]
+
     def shares(self) -> dict[str, float]:
-        """By model: of its requests, the largest, that are refused now."""
+        """The refused share of each model, 0 to 1."""
         return {model: found.share for model, found in self._models.items()}
 
 
-class SheddingOfModel:
-    """Of one model. `share`: of all requests, the largest, that are refused now. It grows with
-    every request that is late, and falls with those that are in time."""
+class ModelShedding:
+    """Finds the size limit of one model. `share` (0 to 1) is the part of all requests that is
+    refused, the largest ones; late requests raise it, requests placed in time lower it."""
 
     def __init__(self, config: MasterConfig) -> None:
         self.share = 0.0
         self._config = config
-        self._works: deque[Floats] = deque(maxlen=_REMEMBERED)  # [4] each
+        self._works: deque[Floats] = deque(maxlen=_WINDOW)  # [4] each, as `work_of` returns it
         self._limit_ms = math.inf
-        # Of the moment at which the limit was found: sizes at other rates would not compare.
+        # Kept between two updates: sizes reckoned at other rates do not compare with the limit.
         self._prices = np.zeros(4)
-        self._come = 0
+        self._arrived = 0
 
     def check(self, fleet: Fleet, request: ScheduleRequest) -> None:
-        """As `Shedding.check`."""
+        """As `Shedding.check`, of a request that may be refused."""
         work = work_of(request, self._config.expected_tokens)
         self._works.append(work)
-        self._come += 1
-        if self._come % _AGAIN == 0:
-            self._prices = prices(fleet)
-            sizes = np.array(self._works) @ self._prices
-            self._limit_ms = float(np.quantile(sizes, 1.0 - self.share, method="higher"))
-        if self.share < 1.0 / _REMEMBERED or len(self._works) < _FEWEST:
+        self._arrived += 1
+        if self._arrived % _UPDATE_EVERY == 0:
+            self._update(fleet)
+        if self.share < 1.0 / _WINDOW or len(self._works) < _MIN_REQUESTS:
             return
-        # Those of one size are served all, or wait and are late.
-        if float(work @ self._prices) > (1.0 + _SAME) * self._limit_ms and not has_spare_workers(
-            fleet
-        ):
+        # Requests of one size all pass; those that cannot keep their objectives are late then.
+        large = float(work @ self._prices) > (1.0 + _TOLERANCE) * self._limit_ms
+        if large and not has_spare_workers(fleet):
             raise TooLarge(
-                "more is asked than can be served in time, and this request takes longer than"
-                f" {1.0 - self.share:.0%} of the others",
+                "the fleet cannot serve all requests in time and refuses the largest ones"
+                f" (--refuse-first): this one takes longer than {1.0 - self.share:.0%} of them",
                 retry_after_s=_RETRY_S,
             )
 
+    def _update(self, fleet: Fleet) -> None:
+        self._prices = prices(fleet)
+        sizes = np.array(self._works) @ self._prices
+        self._limit_ms = float(np.quantile(sizes, 1.0 - self.share, method="higher"))
+
     def late(self) -> None:
-        """A request cannot keep its objective, and was not refused for its size."""
-        self.share = min(_MOST, self.share + _UP * (1.0 - self.share))
+        """The fleet cannot keep the objective of a request that passed `check`."""
+        self.share = min(_MAX_SHARE, self.share + _UP * (1.0 - self.share))
 
     def in_time(self) -> None:
-        """One was placed within its objective."""
+        """A request was placed, and is foreseen to keep its objective."""
         self.share = max(0.0, self.share - _DOWN)
 
 
 def work_of(request: ScheduleRequest, expected_tokens: int) -> Floats:
-    """Tokens of a request's pictures and of its prompt, tokens of its answer as far as is expected,
-    and those times the prompt's. Caches may hold some of it. [4]"""
+    """What a request takes without any cache: tokens of its media, tokens of its prompt, expected
+    tokens of its answer, and the product of the last two. float64 [4]"""
     new = min(request.max_tokens or expected_tokens, expected_tokens)
     media, prompt = sum(item.tokens for item in request.items), request.prompt_tokens
     return np.array([media, prompt, new, new * prompt], dtype=np.float64)
 
 
 def prices(fleet: Fleet) -> Floats:
-    """Mean ms of the workers that are up for each unit of `work_of`. [4]"""
+    """Milliseconds for each unit of `work_of`, the mean of the workers that are up. float64 [4]"""
     pools = fleet.pools
     prefill, decode = (pools[kind] if pools[kind].able else pools["combined"]
                        for kind in ("prefill", "decode"))  # fmt: skip

@@ -1,14 +1,14 @@
-"""Who is refused first past capacity: the largest requests, where an operator wants that."""
+"""Past capacity the master refuses the largest requests first, where an operator wants that."""
 
-import itertools
 import random
 from typing import Any
 
 import pytest
 
 from protocol.errors import TriptychError
-from protocol.placement import Placement
+from protocol.placement import Placement, ScheduleRequest
 from services.master.config import MasterConfig
+from services.master.fleet.fleet import Fleet
 from services.master.placement.refusals import AllBusy, TooLarge, TooLate
 from services.master.placement.shedding import Shedding, prices, work_of
 from tests.support.master_fleets import asking, master, picture
@@ -16,7 +16,6 @@ from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
 
 OBJECTIVES: dict[str, Any] = {"ttft_slo": TTFT_SLO_S, "tpot_slo": TPOT_SLO_S}
 LARGEST = MasterConfig(refuse_first="largest", **OBJECTIVES)
-NAMES = (f"n{number}" for number in itertools.count())
 
 
 def overloaded(refuse_first: str, times: float = 3.0) -> VirtualFleet:
@@ -53,23 +52,42 @@ def test_without_the_flag_or_where_late_ones_are_served_last_nothing_is_shed(
     assert fleet.master.shedding.shares() == {}
 
 
-def shedding(*, lates: int) -> tuple[Shedding, list[Exception]]:
-    """After 128 requests of 1 to 128 hundred tokens, of which so many were late; what became of the
-    same requests once more, None where they may be placed."""
-    made, shed = master("prefill", "decode"), Shedding(LARGEST)
-    fleet = made.registry.fleets["m"]
-    for number in range(3):  # no worker is free
+def test_a_model_that_the_master_has_forgotten_is_forgotten() -> None:
+    made = master("prefill", "decode", refuse_first="largest", **OBJECTIVES)
+    made.schedule(asking("a"), 0.0)
+    made.expire(1.0)
+    assert made.shedding.shares() == {"m": 0.0}
+    del made.registry.fleets["m"]
+    made.expire(2.0)
+    assert made.shedding.shares() == {}
+
+
+def sized(tokens: int, **fields: Any) -> ScheduleRequest:
+    return asking("a", **{"blocks": 0, "prompt_tokens": tokens, "ttft_slo_s": 1.0, **fields})
+
+
+def busy() -> Fleet:
+    """One prefill and one decode worker, with more requests than workers."""
+    made = master("prefill", "decode")
+    for number in range(3):
         made.schedule(asking(f"busy{number}", blocks=0), 0.0)
+    return made.registry.fleets["m"]
+
+
+def shedding(*, lates: int) -> tuple[Shedding, list[Exception]]:
+    """Checks 128 requests of 100 to 12,800 tokens, says that so many were late, and checks the same
+    requests twice more; the refusals of these 256."""
+    fleet, shed = busy(), Shedding(LARGEST)
     sizes = [100 * (1 + number) for number in range(128)]
     random.Random(1).shuffle(sizes)
     for size in sizes:
-        shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+        shed.check(fleet, sized(size))
     for _ in range(lates):
         shed.refused("m", TooLate("late"))
     found: list[Exception] = []
     for size in sizes * 2:
         try:
-            shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+            shed.check(fleet, sized(size))
         except TooLarge as error:
             found.append(error)
     return shed, found
@@ -79,12 +97,12 @@ def test_the_largest_are_refused_once_others_are_late() -> None:
     shed, found = shedding(lates=20)
     share = shed.shares()["m"]
     assert share == pytest.approx(1.0 - 0.98**20)
-    # The limit is found anew by every 16 requests: a little later than the share has risen.
+    # The limit follows the share with every 16th request.
     assert 0.8 * share < len(found) / 256 < 1.1 * share
     error = found[0]
     assert isinstance(error, TriptychError)
     assert (error.status, error.code, error.retry_after_s) == (503, "slo_unreachable", 5.0)
-    assert "longer than 67% of the others" in error.message
+    assert "longer than 67% of them" in error.message
 
 
 def test_nobody_is_refused_while_none_is_late_and_less_with_each_in_time() -> None:
@@ -108,8 +126,22 @@ def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
     made, shed = master("prefill", "decode"), Shedding(LARGEST)
     fleet = made.registry.fleets["m"]
     for size in range(100, 6500, 50):
-        shed.check(fleet, asking(next(NAMES), blocks=0, prompt_tokens=size, ttft_slo_s=1.0))
+        shed.check(fleet, sized(size))
         shed.refused("m", TooLate("late"))
+    assert shed.shares()["m"] > 0.9
+
+
+@pytest.mark.parametrize("fields", [{"avoid": ["p0"]}, {"priority": 51}, {"ttft_slo_s": 0.0}])
+def test_retries_higher_priorities_and_requests_without_objectives_pass(
+    fields: dict[str, Any],
+) -> None:
+    """A retry's client may have part of the answer."""
+    shed, refused = shedding(lates=100)
+    assert refused
+    fleet = busy()
+    shed.check(fleet, sized(100_000, **fields))
+    with pytest.raises(TooLarge):
+        shed.check(fleet, sized(100_000, priority=50))
 
 
 def test_requests_without_objectives_are_not_looked_at() -> None:
