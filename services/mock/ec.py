@@ -66,8 +66,9 @@ class _Load(ECLoad):
 
 
 class CountedEC(ECConnector):
-    """An encoder's store, least recently used first out, and a consumer's loads. Where no encoder
-    can be asked and the medium did not come with the request, an embedding counts as there."""
+    """An encoder's store, least recently used first out, and a consumer's loads. An embedding that
+    no encoder can be asked for, and whose medium did not come with the request, counts as there;
+    a worker that does it all waits until it has encoded it."""
 
     def __init__(
         self,
@@ -108,6 +109,9 @@ class CountedEC(ECConnector):
             name, gone = self._rows.popitem(last=False)
             self._size -= gone * self._settings.row_bytes
             self._changed(name, 0, 0)
+        if (load := self._loads.get(mm_hash)) is not None:
+            # In the next step, which the timer asks for: this one may have looked at loads already.
+            self._timers.at(self._clock(), lambda: self._arrived(mm_hash, load, count))
         return self._handle(count)
 
     def _handle(self, count: int) -> dict[str, Any]:
@@ -163,6 +167,10 @@ class CountedEC(ECConnector):
             self._actions.append(AskEmbedding(mm_hash, host, port))
         elif expected is not None and expected.local:
             self._encode(mm_hash, load, expected.item)
+        elif self._settings.role == "pdfusion":
+            self._timers.at(
+                self._clock() + self._settings.lease_s, lambda: self._late(mm_hash, load)
+            )
         else:
             self._copy(mm_hash, load, -1 if expected is None else expected.item.length)
         return load
@@ -177,8 +185,7 @@ class CountedEC(ECConnector):
         elif expected is not None and expected.local:
             self._encode(mm_hash, load, expected.item)
         else:
-            del self._loads[mm_hash]
-            load.error = TransferError(f"media item {mm_hash[:16]}: {answer}")
+            self._fail(mm_hash, load, answer)
 
     def _encode(self, mm_hash: str, load: _Load, item: MMItem) -> None:
         """Encode here, one item after the other."""
@@ -190,6 +197,15 @@ class CountedEC(ECConnector):
     def _copy(self, mm_hash: str, load: _Load, count: int) -> None:
         seconds = self._noise.on(self._timing.embedding_s(max(0, count)))
         self._timers.at(self._clock() + seconds, lambda: self._arrived(mm_hash, load, count))
+
+    def _late(self, mm_hash: str, load: _Load) -> None:
+        if load.found is None:
+            self._fail(mm_hash, load, "it was not encoded in time")
+
+    def _fail(self, mm_hash: str, load: _Load, cause: str) -> None:
+        load.error = TransferError(f"media item {mm_hash[:16]}: {cause}")
+        if self._loads.get(mm_hash) is load:
+            del self._loads[mm_hash]
 
     def _arrived(self, mm_hash: str, load: _Load, count: int) -> None:
         load.found = rows(count)

@@ -40,6 +40,31 @@ def test_prefill_computes_up_to_the_picture_and_waits_there() -> None:
     run.check()
 
 
+def test_a_worker_that_does_it_all_waits_for_what_it_encodes() -> None:
+    """The call that brings the picture may come after the request that needs it."""
+    worker = engine(1, role="pdfusion")
+    run = Run([worker])
+    run.fleet.add(worker, with_picture())
+    run.clock.run(until=0.5)
+    assert "r" not in run.answers
+    run.fleet.add_encode(worker, picture())
+    run.clock.run()
+    assert len(run.tokens("r")) == 2 and run.times("r")[0] > 0.5
+    assert worker.counters()["mm_encoded"] == 1
+    run.check()
+
+
+def test_a_worker_that_does_it_all_waits_no_longer_than_a_lease() -> None:
+    worker = engine(1, role="pdfusion", lease_s=7.0)
+    run = Run([worker])
+    run.fleet.add(worker, with_picture())
+    run.clock.run()
+    error = run.last("r").error
+    assert error is not None and error.code == "embedding_lost"
+    assert run.clock.time() == pytest.approx(7.0, abs=0.1)
+    run.check()
+
+
 @pytest.mark.parametrize("handle", [{"peer_host": "h", "peer_port": 3}, {}])
 def test_an_embedding_that_is_there_is_fetched_once(handle: dict[str, Any]) -> None:
     run, encoder, prefill = media_fleet()

@@ -23,7 +23,7 @@ from proxy.upstream.patience import Patience
 from proxy.upstream.pools import ConnectionPools
 from tests.support.probed_workers import OURS, Worker, serving
 
-PROBE_S = 0.3
+PROBE_S = 1.0  # workers that answer do so sooner, also on a busy machine
 
 
 @contextlib.contextmanager
@@ -83,15 +83,15 @@ async def test_who_shares_an_address_with_one_that_is_cut_off_is_asked_at_once(
             assert await fleet.doubtful(0.0) == [beside]
 
 
-async def test_of_all_that_are_cut_off_together_none_is_given_up_at_once(
-    client: UpstreamClient,
-) -> None:
+async def test_of_all_that_are_cut_off_together_none_is_given_up_at_once() -> None:
     with black_hole() as hole, black_hole() as second:
+        client = UpstreamClient(2.0, probe_timeout_s=0.1)
         fleet = Fleet.from_urls("", "", f"{hole},{second}")
         await probe_once(fleet, client)
         for _ in range(3):
             await probe_once(fleet, client)
         assert not any(instance.lost for instance in fleet.decode)
+        await client.close()
 
 
 @contextlib.asynccontextmanager
