@@ -29,6 +29,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from benchmarks.common.environment import start_as_an_engine
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, SamplingParams
@@ -159,4 +160,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    start_as_an_engine("benchmarks.bench_sampler")
     sys.exit(main())

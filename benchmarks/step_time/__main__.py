@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.environment import start_as_an_engine
 from benchmarks.common.plotting import check_plots, save
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, markdown
 from benchmarks.step_time.device import Shape, Steps
@@ -136,4 +137,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    start_as_an_engine("benchmarks.step_time")
     sys.exit(main())

@@ -6,19 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import AutoImageProcessor
 from transformers.image_processing_backends import PilBackend
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from services.engine.model.picture_patches import QwenPictures, patch_cutter
 
 Channels = NDArray[Any]
 
 
-def picture_processor(model_dir: Path) -> Any:
-    """The processor that the model directory names."""
+def picture_processor(model_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The processor that the model directory names. `dtype`: of patches, where the processor makes
+    them in one pass; others make them in float32."""
     processor = AutoImageProcessor.from_pretrained(model_dir)
     if isinstance(processor, PilBackend):
-        # A class that stands behind the family's own and before the backend's.
         kind = type(processor)
+        if kind is Qwen2VLImageProcessorPil:
+            kind = QwenPictures
+            processor.patch_dtype = dtype
+            patch_cutter()  # no picture is to wait for its compilation
+        # A class that stands behind the family's own and before the backend's.
         processor.__class__ = type(kind.__name__, (kind, _LeanBackend), {})
     return processor
 

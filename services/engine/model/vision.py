@@ -65,7 +65,7 @@ class VisionModel:
         self._model = load_part(model_dir, "vision", dtype, device)
         self.parameter_bytes = parameter_bytes(self._model)
         config = self._model.config
-        self._processor: Any = picture_processor(model_dir) if has_vision(config) else None
+        self._processor: Any = picture_processor(model_dir, dtype) if has_vision(config) else None
         self._device = device
         kind = config.model_type
         self._encode = _encoder(kind)

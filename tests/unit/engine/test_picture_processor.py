@@ -2,6 +2,7 @@
 
 import base64
 from io import BytesIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,8 @@ from transformers.image_processing_backends import PilBackend
 from connectors.base import EC_TENSOR
 from protocol.errors import InvalidRequest
 from protocol.generate import encode_item
+from services.engine.model import picture_patches
+from services.engine.model.picture_patches import patch_cutter
 from services.engine.model.picture_processor import picture_processor
 from services.engine.model.vision import VisionModel
 from services.frontend.config import FrontendConfig
@@ -34,6 +37,59 @@ def test_values_are_those_of_transformers(family: str, model_dir: ModelDir) -> N
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             assert np.array_equal(found[name], values), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_patches_are_of_the_models_type(dtype: torch.dtype, model_dir: ModelDir) -> None:
+    """Of one picture and of several, as transformers' and then `.to` make them."""
+    path = model_dir("qwen2_5_vl")
+    own, ours = AutoImageProcessor.from_pretrained(path), picture_processor(path, dtype)
+    assert patch_cutter() is not None
+    images = [picture(1), picture(2, 300, 200), picture(3, 57, 80)]
+    for some in (images[:1], images):
+        expected = own(images=some, return_tensors="pt")
+        found = ours(images=some, return_tensors="pt")
+        assert found["pixel_values"].dtype == dtype
+        assert torch.equal(found["pixel_values"], expected["pixel_values"].to(dtype))
+        assert torch.equal(found["image_grid_thw"], expected["image_grid_thw"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_rescale": False},
+        {"do_normalize": False},
+        {"do_rescale": False, "do_normalize": False},
+        {"patch_size": 7, "merge_size": 1},
+        {"temporal_patch_size": 3},
+        {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.2, 0.3, 0.7]},
+    ],
+)
+def test_patches_by_a_requests_options(options: dict[str, Any], model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    own, ours = AutoImageProcessor.from_pretrained(path), picture_processor(path)
+    expected = own(images=[picture(2, 300, 200)], return_tensors="np", **options)
+    found = ours(images=[picture(2, 300, 200)], return_tensors="np", **options)
+    for name, values in expected.items():
+        assert np.array_equal(found[name], values), name
+
+
+def test_a_picture_that_is_no_whole_patches_is_refused(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    for processor in (AutoImageProcessor.from_pretrained(path), picture_processor(path)):
+        with pytest.raises(ValueError):
+            processor(images=[picture(1, 57, 80)], return_tensors="pt", do_resize=False)
+
+
+def test_without_kernels_transformers_cuts(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_dir("qwen2_5_vl")
+    own, ours = AutoImageProcessor.from_pretrained(path), picture_processor(path)
+    monkeypatch.setattr(picture_patches, "patch_cutter", lambda: None)
+    expected = own(images=[picture(1)], return_tensors="np")
+    found = ours(images=[picture(1)], return_tensors="np")
+    assert np.array_equal(found["pixel_values"], expected["pixel_values"])
 
 
 def test_pictures_of_floats_are_left_to_transformers(model_dir: ModelDir) -> None:
