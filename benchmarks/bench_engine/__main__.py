@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -52,6 +51,7 @@ LAYERS, QUICK_LAYERS = 24, 2
 TURNS, QUICK_TURNS = 3, 1  # of each contender, at each load
 MIXED_S, QUICK_MIXED_S = 20.0, 2.0  # of each turn while pictures come
 BAR = 1.0
+PATIENCE_S = 600.0  # of transformers, with one load by both its ways
 GAP_P99_BAR, GAP_P50_BAR, TOKENS_BAR = 0.5, 1.3, 0.9
 
 
@@ -166,18 +166,21 @@ def _mixed(urls: Mapping[str, str], turns: range, seconds: float, found: Measure
 
 
 def _transformers(model: Path, asked: Sequence[Load], found: Measured) -> None:
-    texts = [load for load in asked if not load.pictures]
-    names = {f"{load.prompt},{load.output},{load.at_once}": load.name for load in texts}
-    command = [sys.executable, "-m", transformers_peer.__name__, str(model), *names]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    for said in done.stdout.splitlines():
-        with contextlib.suppress(ValueError):
-            answer = json.loads(said)
-            name, load = answer.pop("name"), names[answer.pop("load")]
-            if "error" in answer:
-                found.said.append(f"{name}, {load}: {answer['error']}")
-            else:
-                found.rates[name, load] = answer
+    for load in (load for load in asked if not load.pictures):
+        words = f"{load.prompt},{load.output},{load.at_once}"
+        command = [sys.executable, "-m", transformers_peer.__name__, str(model), words]
+        try:
+            told = subprocess.run(command, stdout=subprocess.PIPE, timeout=PATIENCE_S).stdout
+        except subprocess.TimeoutExpired as late:
+            found.said.append(f"transformers, {load.name}: not done after {PATIENCE_S:g} s")
+            told = late.stdout or b""
+        for said in told.splitlines():
+            with contextlib.suppress(ValueError):  # of other lines
+                answer = json.loads(said)
+                if "error" in answer:
+                    found.said.append(f"{answer['name']}, {load.name}: {answer['error']}")
+                else:
+                    found.rates[answer["name"], load.name] = answer
 
 
 def _rows(found: Measured, asked: Sequence[Load], *, judged: bool) -> Iterator[Row]:
