@@ -162,9 +162,7 @@ class Pool(WorkerRows):
         """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
         [rows] each"""
         work, requests, blocks = (np.zeros(len(self)) for _ in range(3))
-        self._awaiting = {
-            one for one in self._awaiting if one.awaits > 0 and one.pool is self and one.live
-        }
+        self._awaiting = {c for c in self._awaiting if c.awaits > 0 and c.pool is self and c.live}
         for charge in self._awaiting:
             work[charge.row] += charge.work_ms
             requests[charge.row] += 1.0
@@ -185,6 +183,8 @@ class Pool(WorkerRows):
         row, cells = charge.row, self.cells
         charge.occupant = self.occupants[row]
         cells.busy_until[row] = max(cells.busy_until[row], now_ms) + charge.work_ms
+        if charge.work_ms:
+            self.recent.add(row, charge.work_ms, now_ms)
         cells.requests[row] += 1.0
         cells.queued_tokens[row] += charge.tokens
         cells.context_tokens[row] += charge.context

@@ -10,6 +10,7 @@ from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 from services.master.fleet.priced_columns import PricedColumns
+from services.master.fleet.recent_work import RecentWork
 
 _STEP = 64  # rows added at once, as each time all columns are copied
 
@@ -31,6 +32,7 @@ class WorkerRows(PricedColumns):
         self.stays = np.zeros(0, np.bool_)
         self.count = 0  # rows in use
         self.able = 0  # rows without a penalty
+        self.recent = RecentWork()
 
     def __len__(self) -> int:
         """Rows, unused ones included."""
@@ -75,6 +77,7 @@ class WorkerRows(PricedColumns):
 
     def _add_rows(self, count: int) -> None:
         super()._add_rows(count)
+        self.recent.grow(count)
         self.slots = np.append(self.slots, np.zeros(count, np.intp))
         self.stays = np.append(self.stays, np.zeros(count, np.bool_))
         self.ids += [""] * count
@@ -88,6 +91,7 @@ class WorkerRows(PricedColumns):
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
+        self.recent.forget(row)
         # Or a kind that no worker has any more would keep pools mixed, which is dearer to place in.
         self._be_of_kind(row, "", "")
         self._free.append(row)

@@ -13,8 +13,9 @@ from services.master.placement.policies.base import Policy
 
 class CostPolicy(Policy):
     """Time to the first token, plus what its computing costs those who come after: `work_weight`
-    per ms, once and for every request that a worker has on average. In a fleet with time to spare
-    a hot prefix spreads before it makes a hotspot; in a busy one what is cached is used.
+    per ms, once and for every request that a worker has on average, and more on a worker that had
+    more than its share to compute lately. In a fleet with time to spare a hot prefix spreads before
+    it makes a hotspot; in a busy one what is cached is used.
     """
 
     sees_media: ClassVar[bool] = True
@@ -23,14 +24,18 @@ class CostPolicy(Policy):
     def scores(self, costs: StageCosts) -> Floats:
         if costs.stage == DECODE:
             return costs.decode_ms
-        scores = costs.ttft_ms + self._weight(costs) * costs.work_ms
+        # Without it those with long histories stay on workers that are busy, whose caches then
+        # forget the soonest, while others are idle: the more so, the larger the fleet.
+        busy = costs.pool.recent.relative(costs.pool.able)
+        scores = costs.ttft_ms + self._weight(costs) * busy * costs.work_ms
         return scores + costs.decode_ms if costs.stage == COMBINED else scores
 
     def price(self, choice: Choice) -> float:
         costs, row = choice.costs, choice.row
         if costs.stage == DECODE:
             return float(costs.decode_ms[row])
-        price = choice.ttft_ms + self._weight(costs) * float(costs.work_ms[row])
+        busy = costs.pool.recent.relative_of(row, costs.pool.able)
+        price = choice.ttft_ms + self._weight(costs) * busy * float(costs.work_ms[row])
         return price + float(costs.decode_ms[row]) if costs.stage == COMBINED else price
 
     def _weight(self, costs: StageCosts) -> float:
