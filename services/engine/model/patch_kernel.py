@@ -15,8 +15,6 @@ from services.engine.attention.numba_bfloat16 import (
     words_of,
 )
 
-_FLOAT_BYTES, _HALF_BYTES = 4, 2
-
 
 @inlined
 def _cut(out: Any, values: Any, words: Any, row: Any, column: Any) -> None:
@@ -48,32 +46,30 @@ def _place(words: Any, item: Any, number: Any) -> Any:
     return item * columns * merge + number, row * patch, column * patch
 
 
+@inlined
+def _cut_all(data: Any, array: Any, size: Any) -> None:
+    """`array`: what lies at an address, values of `size` bytes."""
+    words = words_of(data)[FIRST:]
+    count, width = words[10] * words[8], words[6] * words[9] * words[7] * words[7]
+    item = next_item(data)
+    while item >= 0:
+        for number in range(count):
+            at, row, column = _place(words, item, number)
+            out = array(words[0] + size * at * width)
+            _cut(out, array(words[1]), words, row, column)
+        item = next_item(data)
+
+
 @kernel()
 def cut_floats(data: Any) -> None:
     """Words: out [patches, channels, frames, patch, patch], values of each channel's 256 pixels,
     pixels uint8, their steps in bytes from channel to channel, from row to row and from column to
     column, channels, size of a patch, merge, frames, patches side by side. Work is the patches of
     `merge` rows."""
-    words = words_of(data)[FIRST:]
-    count, width = words[10] * words[8], words[6] * words[9] * words[7] * words[7]
-    item = next_item(data)
-    while item >= 0:
-        for number in range(count):
-            at, row, column = _place(words, item, number)
-            out = floats(words[0] + _FLOAT_BYTES * at * width)
-            _cut(out, floats(words[1]), words, row, column)
-        item = next_item(data)
+    _cut_all(data, floats, 4)
 
 
 @kernel()
 def cut_halves(data: Any) -> None:
     """As `cut_floats`, of values of 16 bits."""
-    words = words_of(data)[FIRST:]
-    count, width = words[10] * words[8], words[6] * words[9] * words[7] * words[7]
-    item = next_item(data)
-    while item >= 0:
-        for number in range(count):
-            at, row, column = _place(words, item, number)
-            out = halves(words[0] + _HALF_BYTES * at * width)
-            _cut(out, halves(words[1]), words, row, column)
-        item = next_item(data)
+    _cut_all(data, halves, 2)

@@ -25,8 +25,8 @@ class PatchCutter:
         """`parallel`: see `numba_runtime.team`."""
         from services.engine.model import patch_kernel
 
-        self._floats = Kernel(patch_kernel.cut_floats, parallel)
-        self._halves = Kernel(patch_kernel.cut_halves, parallel)
+        kernels = {4: patch_kernel.cut_floats, 2: patch_kernel.cut_halves}
+        self._cut = {size: Kernel(cut, parallel) for size, cut in kernels.items()}
 
     def __call__(
         self,
@@ -45,10 +45,9 @@ class PatchCutter:
             raise ValueError(f"{rows} x {columns} pixels are not whole patches")
         count, width = rows * columns // patch**2, channels * frames * patch**2
         out = torch.empty(count, width, dtype=values.dtype)
-        cut = self._floats if values.element_size() == 4 else self._halves
         values = values.contiguous()
         # By this thread alone: others prepare other pictures, or compute.
-        cut(
+        self._cut[values.element_size()](
             rows // (patch * merge), out.data_ptr(), values.data_ptr(), image.ctypes.data,
             *image.strides, channels, patch, merge, frames, columns // patch, alone=True,
         )  # fmt: skip
