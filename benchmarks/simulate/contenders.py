@@ -51,6 +51,8 @@ def _said(value: Any) -> str:
 
 # Under overload large requests are refused first.
 LARGEST: Mapping[str, Any] = MappingProxyType({"refuse_first": "largest"})
+# Which requests a master that is told the objectives refuses first.
+REFUSALS: Sequence[Mapping[str, Any]] = (_NOTHING, LARGEST)
 # RTP-LLM reserves the prompt and up to 1000 output tokens in a decode worker.
 DESIGN: Mapping[str, Mapping[str, Any]] = MappingProxyType({"rtp": {"expected_tokens": 1000}})
 
@@ -119,13 +121,15 @@ def trials(
     if space is None:
         return [Contender(policy, shape, tells=tells) for shape in shapes]
     rng = random.Random(seed)
-    return [
-        Contender(
-            policy, rng.choice(shapes), {name: values.draw(rng) for name, values in space.items()},
-            "told, tuned" if tells else "tuned", tells,
-        )
-        for _ in range(count)
-    ]  # fmt: skip
+    kind = "told, tuned" if tells else "tuned"
+    found = []
+    for _ in range(count):
+        shape = rng.choice(shapes)
+        options: dict[str, Any] = {name: values.draw(rng) for name, values in space.items()}
+        if tells:
+            options |= rng.choice(REFUSALS)
+        found.append(Contender(policy, shape, options, kind, tells))
+    return found
 
 
 def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
