@@ -134,11 +134,15 @@ def trials(
 
 def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
     """At the defaults, on every fleet; each list has one kind. Ours with and without a master that
-    is told the objectives, Dynamo's router with and without its conditional disaggregation."""
+    is told the objectives, and with workers of the role any that begin as that fleet; Dynamo's
+    router with and without its conditional disaggregation."""
     found = [[Contender(policy, shape) for shape in shapes]]
     if policy == OURS:
+        found.append([Contender(policy, s, _NOTHING, "any", elastic=True) for s in shapes])
         found.append([Contender(policy, s, kind="told", tells=True) for s in shapes])
         found.append([Contender(policy, s, LARGEST, "told, largest", True) for s in shapes])
+        found.append([Contender(policy, s, LARGEST, "told, largest, any", True, True)
+                      for s in shapes])  # fmt: skip
     if policy == "kv":
         options = {"kv_local_tokens": 2048}
         found.append([Contender(policy, s, options, "conditional") for s in shapes])

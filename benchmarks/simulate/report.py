@@ -47,7 +47,8 @@ Peers get our content keys over text and pictures, our index and our overlap of 
 more than they have; they choose encoders as published (`kv`, `round_robin` in turn, others at
 random). Under overload the peer may refuse by the queue that suits it best at that load.
 `cost` is ours; "told" is with a master that knows a request's objectives and refuses what cannot
-keep them, which peers have no notion of.
+keep them, which peers have no notion of, "largest" the largest ones first. "any": every worker may
+serve any role, as no peer's can; the fleet is how they begin, and the master moves them.
 """
 
 
@@ -156,7 +157,7 @@ def rows(results: Sequence[CaseResult]) -> list[Row]:
             ours = result.ours(told=told)
             if ours is not None:
                 said = f"sustained goodput, {name}, {'told' if told else 'not told'} "
-                said += f"(peer: {peer.contender.name})"
+                said += f"(ours: {ours.contender.name}; peer: {peer.contender.name})"
                 bar = BARS.get(name, 1.0) if told else 1.0
                 found.append(at_least(said, ours.goodput, peer.goodput, bar))
         lifetimes = min(line.common.lifetimes for line in result.lines)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
-from services.master.fleet.columns import Floats
+from services.master.fleet.awaiting import Awaiting
 from services.master.fleet.worker_rows import WorkerRows
 
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
@@ -158,16 +156,13 @@ class Pool(WorkerRows):
         others = reported * max(0, here - len(seen)) / here if here else 0.0
         return min(reported, others + sum(c.work_ms for c in seen if not c.computed)), others
 
-    def awaiting(self) -> tuple[Floats, Floats, Floats]:
-        """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
-        [rows] each"""
-        work, requests, blocks = (np.zeros(len(self)) for _ in range(3))
+    def awaiting(self) -> Awaiting:
+        """What was placed there and waits for stages elsewhere."""
+        found = Awaiting.none(len(self))
         self._awaiting = {c for c in self._awaiting if c.awaits > 0 and c.pool is self and c.live}
-        for charge in self._awaiting:
-            work[charge.row] += charge.work_ms
-            requests[charge.row] += 1.0
-            blocks[charge.row] += charge.blocks
-        return work, requests, blocks
+        for one in self._awaiting:
+            found.add(one.row, one.work_ms, one.context, one.blocks)
+        return found
 
     def await_stages(self, charge: Charge, count: int) -> None:
         """So many further stages of the request have to end elsewhere before `charge` begins."""

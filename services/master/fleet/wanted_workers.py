@@ -25,7 +25,7 @@ _SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encod
 def backlog(pool: Pool, now_ms: float) -> tuple[float, float]:
     """(workers at work, ms of work that is before all workers that may be used). Work that waits
     for other workers wants none here."""
-    awaiting_ms, _, _ = pool.awaiting()
+    awaiting_ms = pool.awaiting().work_ms
     before_ms = np.maximum(pool.busy_until - awaiting_ms - now_ms, 0.0)[pool.penalty == 0.0]
     return float(np.count_nonzero(before_ms)), float(before_ms.sum())
 
@@ -38,27 +38,32 @@ def computing(config: MasterConfig, busy: float, backlog_ms: float) -> float:
 
 
 def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
-    """By the places in batches, by KV blocks, and by the time of a step. `waiting`: requests that
-    no worker has yet, which wait for decode workers if these are full of requests that decode."""
+    """By what full batches would do, by KV blocks, and by the time of a step. `waiting`: requests
+    that no worker has yet, which wait for decode workers if these are full of requests that decode.
+    """
     usable = pool.penalty == 0.0
     share, able = config.wanted_utilisation, int(np.count_nonzero(usable))
     if not able:
         return float(pool.count + (1 if waiting else 0))
-    places = float(pool.max_running[usable].mean())
-    _, awaiting, reserved = pool.awaiting()
-    requests = float(np.maximum(pool.requests - awaiting, 0.0)[usable].sum())
-    if requests >= places * able:
-        requests += waiting
-    wanted = requests / places / share if math.isfinite(places) else 0.0
-    blocks = float(pool.total_blocks[usable].sum())
-    if blocks > 0.0:
-        free = np.maximum(pool.free_blocks, 0.0) + reserved
-        used = max(0.0, blocks - float(free[usable].sum()))
-        wanted = max(wanted, used / blocks * able / share)
-    if config.tpot_slo:
-        over = pool.step_now[usable] / (config.tpot_slo * 1e3)
-        wanted = max(wanted, float(over.sum()))
-    return wanted
+    awaiting = pool.awaiting()
+    requests = np.maximum(pool.requests - awaiting.requests, 0.0)
+    context = np.maximum(pool.context_tokens - awaiting.context, 0.0)
+    added = requests * pool.step_request_ms + context * pool.step_context_ms
+    step = pool.step_ms + added
+    places = pool.max_running
+    # Tokens a second, beside those of a batch that is full of such requests.
+    used = np.divide(
+        pool.step_ms * requests / places + added, step, out=requests / places, where=step > 0.0
+    )
+    wanted = float(used[usable].sum())
+    if wanted >= able:
+        wanted += waiting / float(places[usable].mean())
+    if blocks := float(pool.total_blocks[usable].sum()):
+        free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
+        wanted = max(wanted, max(0.0, blocks - float(free[usable].sum())) / blocks * able)
+    # The strictest objective of the requests that are there, in steps per ms.
+    haste = np.maximum(pool.haste, 1e-3 / config.tpot_slo if config.tpot_slo else 0.0)
+    return max(wanted, float((step * haste)[usable].sum())) / share
 
 
 @dataclass

@@ -3,9 +3,9 @@
 import pytest
 
 from protocol.placement import Finished
-from protocol.registry import InstanceInfo, InstanceRole, Load
+from protocol.registry import InstanceInfo, InstanceRole, Load, Rates
 from services.master.config import MasterConfig
-from services.master.fleet.wanted_workers import WantedWorkers
+from services.master.fleet.wanted_workers import WantedWorkers, decoding
 from services.master.master import Master
 from tests.support.master_fleets import asking, master, picture, place
 from tests.support.master_nodes import fleet_of, info
@@ -63,6 +63,42 @@ def test_kv_that_is_used_up_wants_more_workers() -> None:
     assert look(wanted, master, 0.0) == {"decode": 3}
 
 
+def decoding_ones(*, ready: int, slo: float | None = None, **config: float) -> Master:
+    """One decode worker that takes 10 ms a step and 1 ms for each request in it, 10 at most, and
+    12 requests placed: `ready` of them have left prefill."""
+    made = registered("decode", 1, **config)
+    worker = next(iter(made.registry.instances.values()))
+    rates = Rates(decode_base_ms=10.0, decode_ms_per_request=1.0)
+    worker.pool.report(worker.row, Load(free_blocks=1000, total_blocks=1000, rates=rates), 0.0)
+    made.register(info("p", "prefill"), 0.0, lease_s=1e6)
+    for number in range(12):
+        place(made, asking(f"r{number}", blocks=0, tpot_slo_s=slo))
+    for number in range(ready):
+        made.finished(Finished(f"r{number}", "prefill"), 0.0)
+    return made
+
+
+def wanted_decode(made: Master) -> float:
+    return decoding(made.config, made.registry.fleets["m"].pools["decode"], 0)
+
+
+def test_decode_wants_what_it_does_beside_full_batches() -> None:
+    """5 requests take steps of 15 ms, 333 tokens/s; 10 would take 20 ms, 500 tokens/s: a batch
+    that is half full does two thirds of what a full one does."""
+    assert wanted_decode(decoding_ones(ready=5)) == pytest.approx(2 / 3 / 0.7, rel=0.01)
+
+
+def test_a_step_that_takes_as_long_as_requests_allow_wants_more_workers() -> None:
+    """Steps of 12 ms, of requests that want a token each 24 ms, by their own word or by the
+    flag."""
+    for made in (decoding_ones(ready=2, slo=0.024), decoding_ones(ready=2, tpot_slo=0.024)):
+        assert wanted_decode(made) == pytest.approx(12 / 24 / 0.7, rel=0.01)
+
+
+def test_requests_that_are_not_decoded_yet_make_no_step_longer() -> None:
+    assert wanted_decode(decoding_ones(ready=0, slo=0.024)) == pytest.approx(10 / 24 / 0.7)
+
+
 @pytest.mark.parametrize("role", ["encode", "prefill"])
 def test_workers_that_are_always_busy_are_too_few(role: InstanceRole) -> None:
     master = registered(role, 3)
@@ -86,7 +122,7 @@ def test_the_master_looks_by_itself_and_still_wants_a_worker_when_the_last_is_go
 def awaiting(made: Master) -> dict[str, float]:
     """Requests by role that wait for another one."""
     pools = made.registry.fleets["m"].pools
-    return {role: float(pools[role].awaiting()[1].sum()) for role in ("prefill", "decode")}
+    return {role: float(pools[role].awaiting().requests.sum()) for role in ("prefill", "decode")}
 
 
 def test_what_waits_for_another_stage_is_no_load_of_its_own() -> None:
