@@ -26,8 +26,9 @@ class CostPolicy(Policy):
             return costs.decode_ms
         # Without it those with long histories stay on workers that are busy, whose caches then
         # forget the soonest, while others are idle: the more so, the larger the fleet.
-        busy = costs.pool.recent.relative(costs.pool.able)
-        scores = costs.ttft_ms + self._weight(costs) * busy * costs.work_ms
+        scores = costs.pool.recent.relative(costs.pool.able, self._weight(costs))
+        scores *= costs.work_ms
+        scores += costs.ttft_ms
         return scores + costs.decode_ms if costs.stage == COMBINED else scores
 
     def price(self, choice: Choice) -> float:
