@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulate [--quick] [--json FILE] [--out docs/benchmarks]
     python -m benchmarks.simulate --profile h200_7b           workers of H200s, by a roofline
-    python -m benchmarks.simulate --file TRACE                Mooncake's, Azure's, BurstGPT's format
+    python -m benchmarks.simulate --file TRACE [--file …]     Mooncake's, Azure's, BurstGPT's format
     python -m benchmarks.simulate --calibrate models/demo     measure our workers' speed anew
 
 One core. Exit status 0 if everything that must hold does.
@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="workers of a fleet (16)")
     parser.add_argument("--memo", type=Path, help="folder of runs made before, to go on from")
     parser.add_argument("--profile", default="calibrated", choices=tuple(PROFILES))
-    parser.add_argument("--file", type=Path, help="a public trace instead of ours")
+    parser.add_argument("--file", type=Path, action="append", help="a public trace, not ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)
     check_plots(parser, "--out", args.out)
@@ -97,7 +97,7 @@ def _say(text: str) -> None:
 
 def _cases(args: argparse.Namespace, profile: Profile) -> list[Case]:
     if args.file:
-        return [file_case(args.file, profile, args.workers)]
+        return [file_case(path, profile, args.workers) for path in args.file]
     names = [name for name in args.traces.split(",") if name]
     names = names or list(QUICK_TRACES if args.quick else TRACES)
     if unknown := set(names) - set(TRACES):
