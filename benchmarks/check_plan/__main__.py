@@ -112,7 +112,9 @@ def _point(
     plan = load.LoadPlan(sent, bodies(sent), checked.aims(profile), pace, span.warm_s, said.end_s)
     with (
         tempfile.TemporaryDirectory() as logs,
-        processes.fleet(profile, checked.counts, model, Path(logs), TRACE_SEED) as fleet,
+        processes.fleet(
+            profile, checked.counts, checked.begins, model, Path(logs), TRACE_SEED
+        ) as fleet,
     ):
         run = uvloop.run(load.run(fleet.url, plan, fleet.processor_s))
     measured = said.end_s - span.warm_s

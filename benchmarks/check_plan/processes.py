@@ -8,16 +8,26 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.check_plan.asks import WORDS
-from benchmarks.common.processes import ending, free_port, mock_workers, processor_s, wait_ready
+from benchmarks.common.processes import (
+    call,
+    ending,
+    free_port,
+    mock_workers,
+    processor_s,
+    wait_ready,
+)
 from benchmarks.simulate.profile import Profile
+from protocol.registry import StageRole
 
 NAME = "checked"
 _POSITIONS = 1 << 18
+_REGISTERED_S = 20.0
 _MOST_PIXELS, _LEAST_PIXELS = 1 << 24, 28 * 28
 
 
@@ -78,10 +88,11 @@ def worker_flags(profile: Profile, role: str) -> list[str]:
 
 @contextlib.contextmanager
 def fleet(
-    profile: Profile, counts: Mapping[str, int], model: Path, logs: Path, seed: int
-) -> Iterator[Fleet]:
-    """One process for each role's workers: `counts`, encoders first. `logs`: folder of what they
-    print."""
+    profile: Profile, counts: Mapping[str, int], begins: Sequence[StageRole], model: Path,
+    logs: Path, seed: int,
+) -> Iterator[Fleet]:  # fmt: skip
+    """One process for each role's workers: `counts`, encoders first. `begins`: which roles those of
+    the role any serve at first. `logs`: folder of what they print."""
     with contextlib.ExitStack() as stack:
         port = free_port(2)
         master, url = f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port}"
@@ -97,9 +108,27 @@ def fleet(
             if count:
                 pids[role], urls = stack.enter_context(mock_workers(flags, count, logs / role))
                 encoders += urls if role == "encode" else []
+                if role == "any":
+                    _serve(master, dict(zip(urls, begins, strict=True)))
         flags = ["--model", str(model), "--served-model-name", NAME, "--master-url", master]
         pids["proxy"] = _served(stack, "proxy", url, logs, flags)
         yield Fleet(url, pids)
+
+
+def _serve(master: str, roles: Mapping[str, StageRole]) -> None:
+    """Have workers, by their URLs, serve these roles, once they are registered."""
+    headers = {"content-type": "application/json"}
+    deadline = time.monotonic() + _REGISTERED_S
+    for url, role in roles.items():
+        body = json.dumps({"url": url, "role": role})
+        while True:
+            try:
+                call("POST", master, "/instances/role", body, headers)
+                break
+            except ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
 
 def _served(

@@ -15,6 +15,7 @@ from benchmarks.simulate.prompts import Session
 from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.study import Bench
+from protocol.registry import StageRole
 from services.mock.timing import Timing
 
 TRACE_SEED = 1
@@ -36,7 +37,7 @@ def slow() -> Profile:
 @dataclass(frozen=True)
 class Checked:
     """`ttft_s`, `tpot_s`: what requests must keep. `elastic`: all workers are of the role any, and
-    begin in the simulation as `shape` says."""
+    begin as `shape` says."""
 
     trace: str
     shape: Shape
@@ -58,6 +59,11 @@ class Checked:
         if self.elastic:
             return {"any": self.shape.total}
         return {role: getattr(self.shape, role) for role in ("encode", "prefill", "decode")}
+
+    @property
+    def begins(self) -> list[StageRole]:
+        """Which roles the workers of the role any serve at first."""
+        return self.shape.stages() if self.elastic else []
 
     @property
     def contender(self) -> Contender:

@@ -32,7 +32,6 @@ _SIZES = (256, 400, 576, 784)  # of pictures, in tokens
 _LEAST = 0.05  # share of the requests that are of the rarer kind at the extremes of a day
 _WARM_S = 20.0
 _SAMPLE = 400
-_MAX_RUNNING = 10  # with more in a batch no request keeps its time per token
 # Of eight workers, the splits that a quick run compares with: those that a day asks for.
 _LIKELY = tuple(Shape(e, p, 8 - e - p) for e in (1, 2, 3) for p in (1, 2))
 
@@ -156,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=11, help="seed of the day's arrivals (11)")
     args = parser.parse_args(argv)
     length = args.length or (600.0 if args.quick else 1800.0)
-    profile = replace(calibrated(), prefill_blocks=Profile.decode_blocks, max_running=_MAX_RUNNING)
+    profile = replace(calibrated(), prefill_blocks=Profile.decode_blocks)
     plan = Plan(profile, args.workers, args.pace, length, args.seed)
     splits = [one for one in shapes(args.workers) if not args.quick or one in _LIKELY]
     results = study(plan, splits)
