@@ -28,6 +28,7 @@ from protocol.registry import StageRole
 NAME = "checked"
 _POSITIONS = 1 << 18
 _REGISTERED_S = 20.0
+_ADMIN_KEY = "checking-plans"
 _MOST_PIXELS, _LEAST_PIXELS = 1 << 24, 28 * 28
 
 
@@ -96,7 +97,8 @@ def fleet(
     with contextlib.ExitStack() as stack:
         port = free_port(2)
         master, url = f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port}"
-        pids = {"master": _served(stack, "services.master", master, logs, ["--seed", str(seed)])}
+        flags = ["--seed", str(seed), "--admin-api-key", _ADMIN_KEY]
+        pids = {"master": _served(stack, "services.master", master, logs, flags)}
         encoders: list[str] = []
         for role, count in counts.items():
             flags = [
@@ -117,7 +119,7 @@ def fleet(
 
 def _serve(master: str, roles: Mapping[str, StageRole]) -> None:
     """Have workers, by their URLs, serve these roles, once they are registered."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "x-api-key": _ADMIN_KEY}
     deadline = time.monotonic() + _REGISTERED_S
     for url, role in roles.items():
         body = json.dumps({"url": url, "role": role})
