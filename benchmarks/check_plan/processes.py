@@ -127,7 +127,7 @@ def _serve(master: str, roles: Mapping[str, StageRole]) -> None:
             try:
                 call("POST", master, "/instances/role", body, headers)
                 break
-            except ConnectionError:
+            except OSError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)

@@ -97,6 +97,9 @@ def _say(text: str) -> None:
 
 def _cases(args: argparse.Namespace, profile: Profile) -> list[Case]:
     if args.file:
+        names = [path.stem for path in args.file]
+        if len(set(names)) < len(names):
+            raise ValueError("--file: two traces of one name could not be told apart")
         return [file_case(path, profile, args.workers) for path in args.file]
     names = [name for name in args.traces.split(",") if name]
     names = names or list(QUICK_TRACES if args.quick else TRACES)

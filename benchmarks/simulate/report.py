@@ -115,11 +115,13 @@ def _line(line: ContenderResult) -> str:
     run, name = line.common, line.contender.name
     if line.contender.options:
         name += f": {line.contender.chosen()}"
-    encoders = f"{run.ec_hits:.0%}" if "encode" in run.utilisation else ""
+    encoders = f"{run.ec_hits:.0%}" if line.contender.shape.encode else ""
     busy = " / ".join(
         f"{run.utilisation[role]:.0%}" if role in run.utilisation else "–"
         for role in ("encode", "prefill", "decode")
     )
+    if line.contender.elastic:
+        busy = f"{run.utilisation['decode']:.0%} of all"
     return (
         f"| {name} | {line.contender.shape} | {line.goodput:.3g} ± {line.interval:.2g} "
         f"| {run.attained:.1%} | {run.ttft_p50:.0f} / {run.ttft_p99:.0f} "

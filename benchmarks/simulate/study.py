@@ -132,7 +132,7 @@ def study(
 
 def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
     """As published, in each kind, and tuned, each with the fleet that suits it. Trials are on the
-    two fleets that suited the published kinds, and begin at the best load found; of ours apart for
+    fleets that suited the published kinds, and begin at the best load found; of ours apart for
     a master that is told the objectives, and for one that is not."""
     found = []
     for kind in published(policy, bench.case.shapes):

@@ -145,7 +145,8 @@ class MasterConfig(
     )
     wanted_utilisation: float = option(
         0.7,
-        "Share of their time, their batch or their KV blocks that workers should use;"
+        "Share that workers should use of their time, of what full batches do, of their KV blocks"
+        " and of the time per token that requests allow;"
         " wanted_workers asks for as many as that needs.",
         "share",
         above=0,

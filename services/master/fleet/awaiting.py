@@ -14,7 +14,7 @@ class Awaiting(NamedTuple):
 
     work_ms: Floats  # encoding or prefill
     requests: Floats
-    context: Floats  # tokens to be decoded on
+    context: Floats  # tokens to be decoded on, as far as they are counted
     blocks: Floats  # of KV
 
     @staticmethod

@@ -157,11 +157,12 @@ class Pool(WorkerRows):
         return min(reported, others + sum(c.work_ms for c in seen if not c.computed)), others
 
     def awaiting(self) -> Awaiting:
-        """What was placed there and waits for stages elsewhere."""
+        """What was placed there and waits for stages elsewhere. Reports of workers show it, but no
+        context, which is of requests that decode."""
         found = Awaiting.none(len(self))
         self._awaiting = {c for c in self._awaiting if c.awaits > 0 and c.pool is self and c.live}
         for one in self._awaiting:
-            found.add(one.row, one.work_ms, one.context, one.blocks)
+            found.add(one.row, one.work_ms, 0.0 if one.shown else one.context, one.blocks)
         return found
 
     def await_stages(self, charge: Charge, count: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.master.config import MasterConfig
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
 
@@ -42,28 +43,41 @@ def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     that no worker has yet, which wait for decode workers if these are full of requests that decode.
     """
     usable = pool.penalty == 0.0
-    share, able = config.wanted_utilisation, int(np.count_nonzero(usable))
-    if not able:
+    if not (able := int(np.count_nonzero(usable))):
         return float(pool.count + (1 if waiting else 0))
-    awaiting = pool.awaiting()
-    requests = np.maximum(pool.requests - awaiting.requests, 0.0)
-    context = np.maximum(pool.context_tokens - awaiting.context, 0.0)
-    added = requests * pool.step_request_ms + context * pool.step_context_ms
-    step = pool.step_ms + added
-    places = pool.max_running
-    # Tokens a second, beside those of a batch that is full of such requests.
-    used = np.divide(
-        pool.step_ms * requests / places + added, step, out=requests / places, where=step > 0.0
+    awaiting, places = pool.awaiting(), pool.max_running[usable]
+    here = np.maximum(pool.requests - awaiting.requests, 0.0)[usable]
+    context = np.maximum(pool.context_tokens - awaiting.context, 0.0)[usable]
+    running = np.minimum(here, places)
+    base = pool.step_ms[usable]
+    added = running * pool.step_request_ms[usable] + context * pool.step_context_ms[usable]
+    by_step = _by_step(base, added, running, pool.haste[usable])
+    batches = float(
+        (_of_full_batches(base, added, running, places) + (here - running) / places).sum()
     )
-    wanted = float(used[usable].sum())
-    if wanted >= able:
-        wanted += waiting / float(places[usable].mean())
-    if blocks := float(pool.total_blocks[usable].sum()):
-        free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
-        wanted = max(wanted, max(0.0, blocks - float(free[usable].sum())) / blocks * able)
-    # The strictest objective of the requests that are there, in steps per ms.
-    haste = np.maximum(pool.haste, 1e-3 / config.tpot_slo if config.tpot_slo else 0.0)
-    return max(wanted, float((step * haste)[usable].sum())) / share
+    if (here >= places).all():
+        batches += waiting * float((1.0 / places).mean())
+    told = usable & (pool.total_blocks > 0.0)
+    free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
+    blocks = float(pool.total_blocks[told].sum())
+    used = max(0.0, blocks - float(free[told].sum())) / blocks * able if blocks else 0.0
+    return max(batches, by_step, used) / config.wanted_utilisation
+
+
+def _of_full_batches(base: Floats, added: Floats, running: Floats, places: Floats) -> Floats:
+    """Tokens a second beside those of a batch that is full of such requests, 0 to 1: requests take
+    `added` ms of a step, and `base` is taken once for all. [rows]"""
+    step, share = base + added, running / places
+    found: Floats = np.divide(base * share + added, step, out=share.copy(), where=step > 0.0)
+    return found
+
+
+def _by_step(base: Floats, added: Floats, running: Floats, haste: Floats) -> float:
+    """Workers that take no more requests each than keep the strictest objective placed there. One
+    that a request alone would miss asks for none: no further worker could keep it."""
+    counts = (running > 0.0) & (haste > 0.0) & (added > 0.0)
+    fits = (1.0 / haste[counts] - base[counts]) * running[counts] / added[counts]
+    return float((running[counts][fits >= 1.0] / fits[fits >= 1.0]).sum())
 
 
 @dataclass

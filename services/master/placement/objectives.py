@@ -18,6 +18,8 @@ from services.master.placement.refusals import too_late
 # speed is learnt from how long calls take. There 0.85 costs a tenth of the goodput past capacity,
 # see docs/benchmarks/fleet.md.
 _TTFT_MARGIN, _LEARNT_MARGIN = 0.85, 0.7
+# No step is shorter; a quotient by less may be more than a float can hold.
+_LEAST_TPOT_MS = 1e-3
 
 
 def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
@@ -30,7 +32,7 @@ def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
 
 def haste_of(request: ScheduleRequest) -> float:
     """Decode steps per ms that a request's objective asks for, 0 for no objective."""
-    return 1.0 / (1e3 * request.tpot_slo_s) if request.tpot_slo_s else 0.0
+    return 1.0 / max(1e3 * request.tpot_slo_s, _LEAST_TPOT_MS) if request.tpot_slo_s else 0.0
 
 
 def too_slow(pool: Pool, request: ScheduleRequest) -> Floats | None:

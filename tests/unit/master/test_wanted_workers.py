@@ -1,10 +1,14 @@
 """How many workers an autoscaler should run."""
 
+import math
+
+import numpy as np
 import pytest
 
 from protocol.placement import Finished
 from protocol.registry import InstanceInfo, InstanceRole, Load, Rates
 from services.master.config import MasterConfig
+from services.master.fleet.pool import Pool
 from services.master.fleet.wanted_workers import WantedWorkers, decoding
 from services.master.master import Master
 from tests.support.master_fleets import asking, master, picture, place
@@ -63,40 +67,78 @@ def test_kv_that_is_used_up_wants_more_workers() -> None:
     assert look(wanted, master, 0.0) == {"decode": 3}
 
 
-def decoding_ones(*, ready: int, slo: float | None = None, **config: float) -> Master:
-    """One decode worker that takes 10 ms a step and 1 ms for each request in it, 10 at most, and
-    12 requests placed: `ready` of them have left prefill."""
+def decoding_ones(asked: int, ready: int, slo: float | None = None, **config: float) -> Master:
+    """One decode worker that takes 10 ms a step and 1 ms for each request in it, 10 at most.
+    `asked` requests are placed, `ready` of them have left prefill."""
     made = registered("decode", 1, **config)
     worker = next(iter(made.registry.instances.values()))
     rates = Rates(decode_base_ms=10.0, decode_ms_per_request=1.0)
     worker.pool.report(worker.row, Load(free_blocks=1000, total_blocks=1000, rates=rates), 0.0)
     made.register(info("p", "prefill"), 0.0, lease_s=1e6)
-    for number in range(12):
+    for number in range(asked):
         place(made, asking(f"r{number}", blocks=0, tpot_slo_s=slo))
     for number in range(ready):
         made.finished(Finished(f"r{number}", "prefill"), 0.0)
     return made
 
 
-def wanted_decode(made: Master) -> float:
-    return decoding(made.config, made.registry.fleets["m"].pools["decode"], 0)
+def decode_pool(made: Master) -> Pool:
+    return made.registry.fleets["m"].pools["decode"]
+
+
+def wanted_decode(made: Master, waiting: int = 0) -> float:
+    """Were workers to use all of what they have."""
+    return decoding(made.config, decode_pool(made), waiting) * made.config.wanted_utilisation
 
 
 def test_decode_wants_what_it_does_beside_full_batches() -> None:
     """5 requests take steps of 15 ms, 333 tokens/s; 10 would take 20 ms, 500 tokens/s: a batch
     that is half full does two thirds of what a full one does."""
-    assert wanted_decode(decoding_ones(ready=5)) == pytest.approx(2 / 3 / 0.7, rel=0.01)
+    assert wanted_decode(decoding_ones(12, 5)) == pytest.approx(2 / 3)
+    assert wanted_decode(decoding_ones(10, 10)) == pytest.approx(1.0)
 
 
-def test_a_step_that_takes_as_long_as_requests_allow_wants_more_workers() -> None:
-    """Steps of 12 ms, of requests that want a token each 24 ms, by their own word or by the
-    flag."""
-    for made in (decoding_ones(ready=2, slo=0.024), decoding_ones(ready=2, tpot_slo=0.024)):
-        assert wanted_decode(made) == pytest.approx(12 / 24 / 0.7, rel=0.01)
+def test_requests_that_wait_at_a_worker_or_at_the_master_want_workers_in_full() -> None:
+    assert wanted_decode(decoding_ones(15, 15)) == pytest.approx(1.5)
+    assert wanted_decode(decoding_ones(15, 15), waiting=20) == pytest.approx(3.5)
+    assert wanted_decode(decoding_ones(9, 9), waiting=20) < 1.0
 
 
-def test_requests_that_are_not_decoded_yet_make_no_step_longer() -> None:
-    assert wanted_decode(decoding_ones(ready=0, slo=0.024)) == pytest.approx(10 / 24 / 0.7)
+def test_decode_wants_as_many_workers_as_keep_the_time_per_token() -> None:
+    """3 requests take steps of 13 ms, as long as they allow, by their own word or by the flag."""
+    for made in (decoding_ones(3, 2, 0.013), decoding_ones(3, 2, tpot_slo=0.013)):
+        assert wanted_decode(made) == pytest.approx(2 / 3)
+    assert wanted_decode(decoding_ones(3, 2, 10.0, tpot_slo=0.013)) < 0.5  # their word counts
+
+
+@pytest.mark.parametrize("slo", [0.005, 1e-6, 1e-320])
+def test_a_time_per_token_that_one_request_alone_would_miss_wants_nothing(slo: float) -> None:
+    assert wanted_decode(decoding_ones(1, 1, slo)) == pytest.approx(2 / 11)
+
+
+@pytest.mark.parametrize("slo", [0.011, 0.013, 0.025])
+def test_idle_workers_want_nothing_whatever_the_time_per_token(slo: float) -> None:
+    assert wanted_decode(decoding_ones(0, 0, tpot_slo=slo)) == 0.0
+    assert wanted_decode(decoding_ones(1, 0, tpot_slo=slo)) == 0.0  # one is still at prefill
+
+
+def test_the_context_of_what_waits_is_not_taken_from_what_decodes() -> None:
+    """A worker's report has the context of the requests that decode alone."""
+    made = decoding_ones(6, 2)
+    pool, rates = decode_pool(made), Rates(decode_base_ms=10.0, decode_ms_per_context_token=0.1)
+    row = next(one.row for one in made.registry.instances.values() if one.pool is pool)
+    kv = {"free_blocks": 1000, "total_blocks": 1000}
+    load = Load(running=2, queued=4, context_tokens=320, rates=rates, **kv)
+    pool.report(row, load, 60e3)
+    assert wanted_decode(made) == pytest.approx((10 * 2 / 10 + 32) / 42)
+
+
+def test_a_worker_that_tells_no_blocks_hides_no_other_that_is_full() -> None:
+    made = registered("decode", 2)
+    pool = decode_pool(made)
+    rows = np.flatnonzero(pool.penalty == 0.0)
+    pool.free_blocks[rows], pool.total_blocks[rows] = (0.0, math.inf), (100.0, 0.0)
+    assert wanted_decode(made) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("role", ["encode", "prefill"])
