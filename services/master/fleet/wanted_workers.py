@@ -39,8 +39,9 @@ def computing(config: MasterConfig, busy: float, backlog_ms: float) -> float:
 
 
 def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
-    """By what full batches would do, by KV blocks, and by the time of a step. `waiting`: requests
-    that no worker has yet, which wait for decode workers if these are full of requests that decode.
+    """How many workers decode's load takes, fractions included: by what full batches would do, by
+    KV blocks, and by the time of a step. `waiting`: requests that no worker has yet, which wait for
+    decode workers if these are full of requests that decode.
     """
     usable = pool.penalty == 0.0
     if not (able := int(np.count_nonzero(usable))):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulate import report
+from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.calibrate import fit
 from benchmarks.simulate.cases import case, requests
 from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, published, trials
@@ -93,6 +94,28 @@ def test_every_contender_is_a_policy_of_the_master(policy: str) -> None:
         config = contender.config(1)
         assert load_policy(config, random.Random(1)).config is config
         assert all(getattr(config, name) == value for name, value in contender.options.items())
+
+
+def test_what_a_told_master_refuses_first_is_tuned_as_well() -> None:
+    told = [one.options.get("refuse_first") for one in trials(OURS, [ONE], 20, 1, tells=True)]
+    assert set(told) == {None, "largest"}
+    assert not any("refuse_first" in x.options for x in trials(OURS, [ONE], 20, 1, tells=False))
+
+
+def test_workers_of_the_role_any_have_one_figure_of_how_busy_they_were() -> None:
+    found = result(9.0, 10.0)
+    line = replace(found.lines[0], contender=Contender(OURS, ONE, kind="any", elastic=True))
+    found = replace(found, lines=(line, *found.lines[1:]))
+    text = report.markdown([found], calibrated(), 1, [11], 40, 1.0)
+    assert "| 90% of all |" in next(x for x in text.splitlines() if x.startswith("| cost (any)"))
+
+
+def test_two_files_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / folder / "trace.csv" for folder in "ab"]
+    assert main([word for path in paths for word in ("--file", str(path))]) == 2
+    assert "--file: two traces of one name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("policy", SPACES)

@@ -113,7 +113,9 @@ def test_decode_wants_as_many_workers_as_keep_the_time_per_token() -> None:
 
 @pytest.mark.parametrize("slo", [0.005, 1e-6, 1e-320])
 def test_a_time_per_token_that_one_request_alone_would_miss_wants_nothing(slo: float) -> None:
-    assert wanted_decode(decoding_ones(1, 1, slo)) == pytest.approx(2 / 11)
+    made = decoding_ones(1, 1, slo)
+    assert wanted_decode(made) == pytest.approx(2 / 11)
+    assert 0.0 < decode_pool(made).haste.max() <= 1e3  # steps per ms
 
 
 @pytest.mark.parametrize("slo", [0.011, 0.013, 0.025])
