@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -41,10 +42,11 @@ def file_case(path: Path, profile: Profile, workers: int) -> Case:
     """A public trace in a file; every seed has the same lengths in the same order. `ValueError`
     says what is wrong with the file."""
     lines = read(path)
-    return _case(
+    found = _case(
         path.stem, profile, workers, 0,
         lambda seed: Replay(repeated(lines, profile.block_size, seed)),
     )  # fmt: skip
+    return replace(found, digest=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _case(

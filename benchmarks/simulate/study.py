@@ -41,7 +41,8 @@ class Bench:
         """One run at `pace` requests/s. Unless `whole` it ends early where most requests are late,
         as a search needs to know no more."""
         self.runs += 1
-        key = (self.case.name, self.case.span, self.case.aims, self.profile, contender, seed, pace,
+        case = self.case
+        key = (case.name, case.digest, case.span, case.aims, self.profile, contender, seed, pace,
                whole)  # fmt: skip
         return self.memo.of(key, lambda: self._run(contender, seed, pace, whole=whole))
 
@@ -112,7 +113,7 @@ def study(
     found: list[tuple[Contender, tuple[float, ...]]] = []
     start = case.pace
     for policy in (OURS, *peers):
-        for contender in _entries(bench, policy, tuning, start, draws):
+        for contender in entries(bench, policy, tuning, start, draws):
             loads = _loads(bench, contender, seeds, start)
             start = loads[-1]
             found.append((contender, loads))
@@ -130,16 +131,16 @@ def study(
     return CaseResult(case, lines, pace, curves, bench.runs)
 
 
-def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
+def entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
     """As published, in each kind, and tuned, each with the fleet that suits it. Trials are on the
-    fleets that suited the published kinds, and begin at the best load found; of ours apart for
-    a master that is told the objectives, and for one that is not."""
+    fleets that suited the published kinds of workers of one role, and begin at the best load found;
+    of ours apart for a master that is told the objectives, and for one that is not."""
     found = []
     for kind in published(policy, bench.case.shapes):
         found.append(best_of(bench, kind, seed, start))
         start = found[-1][1]
     load = max(found, key=lambda one: one[1])[1]
-    shapes = list(dict.fromkeys(one.shape for one, _ in found))
+    shapes = list(dict.fromkeys(one.shape for one, _ in found if not one.elastic))
     contenders = [one for one, _ in found]
     for tells in sorted({one.tells for one in contenders}):
         choices = trials(policy, shapes, draws, seed, tells=tells)

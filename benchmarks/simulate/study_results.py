@@ -28,6 +28,7 @@ class Case:
     span: Span  # how long a run lasts
     aims: Objectives  # objectives of the requests
     make: Callable[[int], Iterable[Session]]
+    digest: str = ""  # of the file that a public trace is read from
 
     def with_aims(self, aims: Objectives) -> Case:
         """The same under other objectives."""

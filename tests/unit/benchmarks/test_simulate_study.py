@@ -19,7 +19,7 @@ from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study import LOADS, Bench, best_of
+from benchmarks.simulate.study import LOADS, Bench, best_of, entries
 from benchmarks.simulate.study_results import Case, CaseResult, ContenderResult, half_interval
 from services.master.placement.policies.factory import load_policy
 
@@ -78,6 +78,41 @@ def test_a_run_that_was_made_is_not_made_again(tmp_path: Path) -> None:
         assert [memo.of(("a", n), lambda n=n: run(n)).offered for n in (1, 2)] == [1.0, 2.0]
     assert made == [1, 2]
     assert [Memo().of(("a", 1), lambda: run(3)).offered, len(made)] == [3.0, 3]
+
+
+def test_a_trace_that_changed_is_run_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def run(bench: Bench, *_: object, **__: object) -> Outcome:
+        made.append(bench.case.digest)
+        return OUTCOME
+
+    monkeypatch.setattr(Bench, "_run", run)
+    for digest in ("old", "new", "old"):
+        found = replace(known().case, digest=digest)
+        Bench(found, calibrated(), Memo(tmp_path)).run(Contender("cost", ONE), 1, 5.0)
+    assert made == ["old", "new"]
+
+
+def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
+    """Those of the role any do best on another, which moves its roles anyhow."""
+    tried: dict[str, set[Shape]] = {}
+
+    class Split(Known):
+        def run(
+            self, contender: Contender, seed: int, pace: float, *, whole: bool = False
+        ) -> Outcome:
+            tried.setdefault(contender.kind, set()).add(contender.shape)
+            if contender.elastic:
+                swapped = Shape(0, 3 - contender.shape.prefill, contender.shape.decode)
+                contender = replace(contender, shape=swapped)
+            return super().run(contender, seed, pace, whole=whole)
+
+    shapes = Shape(0, 1, 3), Shape(0, 2, 2)
+    made = known(*shapes)
+    found = entries(Split(made.case, made.profile), OURS, 1, 5.0, 12)
+    assert next(one.shape for one in found if one.kind == "any") == shapes[0]
+    assert tried["any"] == {*shapes} and tried["tuned"] == tried["told, tuned"] == {shapes[1]}
 
 
 def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
