@@ -21,15 +21,16 @@ from benchmarks.simulate.traces import TRACES
 
 BARS = MappingProxyType({"multi_turn": 1.15, "pictures": 1.15, "new_pictures": 1.15})
 _SAMPLE = 400
-_BATCH = 8
-_MANY = 32
+_OF_A_FILE = 1000  # requests measured: some come in bursts, of which a run must hold several
 # Sessions of several turns come and go for a while before they are as many as they will be.
 _WARM = MappingProxyType({"multi_turn": 60.0, "agents": 40.0})
 _WARM_S = 20.0
 _EARLY = 0.5
-# What caches save of prompts and of pictures, and requests in a decode step: no one knows before.
-_GUESSES = ((0.2, 0.0, _BATCH), (0.5, 0.5, _BATCH), (0.75, 0.5, _BATCH), (0.5, 0.2, _MANY),
-            (0.85, 0.8, _BATCH))  # fmt: skip
+# What caches save of prompts and of pictures, and how full batches of decode workers are: no one
+# knows before.
+_FEW, _MANY = 1 / 8, 1 / 2
+_GUESSES = ((0.2, 0.0, _FEW), (0.5, 0.5, _FEW), (0.75, 0.5, _FEW), (0.5, 0.2, _MANY),
+            (0.85, 0.8, _FEW))  # fmt: skip
 
 
 def case(name: str, profile: Profile, workers: int, seed: int = 0) -> Case:
@@ -39,14 +40,15 @@ def case(name: str, profile: Profile, workers: int, seed: int = 0) -> Case:
 
 
 def file_case(path: Path, profile: Profile, workers: int) -> Case:
-    """A public trace in a file; every seed has the same lengths in the same order. `ValueError`
-    says what is wrong with the file."""
+    """A public trace in a file, from another place for every seed. `ValueError` says what is wrong
+    with the file."""
     lines = read(path)
     found = _case(
         path.stem, profile, workers, 0,
         lambda seed: Replay(repeated(lines, profile.block_size, seed)),
     )  # fmt: skip
-    return replace(found, digest=hashlib.sha256(path.read_bytes()).hexdigest())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return replace(found, digest=digest, least=_OF_A_FILE)
 
 
 def _case(
@@ -69,7 +71,10 @@ def fleets(
 ) -> tuple[tuple[Shape, ...], float]:
     """Fleets of `workers` workers in proportion to what the stages have to do, for several guesses
     of what caches save; and requests/s that the first could carry."""
-    busy = [stage_seconds(profile, sample, *guess) for guess in _GUESSES]
+    busy = [
+        stage_seconds(profile, sample, prefix, media, round(full * profile.max_running))
+        for prefix, media, full in _GUESSES
+    ]
     guessed = list(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))
     # A policy that finds pictures in caches may do with an encoder less, another needs to prefill.
     spare = "encode" if guessed[0].encode else "decode"

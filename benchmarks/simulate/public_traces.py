@@ -17,7 +17,7 @@ import csv
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -125,14 +125,18 @@ def _burst(row: Mapping[str, str]) -> TraceLine:
 
 
 def repeated(lines: Sequence[TraceLine], block_size: int, seed: int) -> Iterator[Session]:
-    """The trace again and again at one request/s, each time with contents of its own."""
+    """The trace again and again at one request/s, from a place that the seed draws, each time with
+    contents of its own."""
     first = lines[0].time
-    pace = len(lines) / max(1e-9, lines[-1].time - first)
+    length = (lines[-1].time - first) * len(lines) / max(1, len(lines) - 1) or 1.0
+    begin = random.Random(f"{seed}/begin").randrange(len(lines))
+    wrapped = [replace(line, time=line.time + length) for line in lines[:begin]]
+    lines, first = [*lines[begin:], *wrapped], lines[begin].time
     for turn in itertools.count():
         rng = random.Random(f"{seed}/{turn}")
         for session in sessions(lines, block_size, rng.randrange(1 << 40), f"{turn}."):
-            start = (session.start - first) * pace + turn * len(lines)
-            yield Session(start, session.turns)
+            start = (session.start - first) / length + turn
+            yield Session(start * len(lines), session.turns)
 
 
 def sessions(

@@ -3,10 +3,11 @@ keep to count, requests' times."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +27,17 @@ class Shape:
     @property
     def total(self) -> int:
         return self.encode + self.prefill + self.decode
+
+    def neighbours(self) -> list[Shape]:
+        """Those in which one worker serves another stage. No stage is left without a worker, and
+        none gets its first."""
+        counts = vars(self)
+        found = []
+        for one, other in itertools.permutations(counts, 2):
+            if counts[one] > 1 and counts[other]:
+                moved = {one: counts[one] - 1, other: counts[other] + 1}
+                found.append(replace(self, **moved))
+        return found
 
     def stages(self) -> list[StageRole]:
         """The role of each worker."""

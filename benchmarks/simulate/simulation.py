@@ -13,7 +13,8 @@ from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Session, TraceRequest
-from benchmarks.simulate.records import Objectives, Record, Shape, Span, median_lifetime
+from benchmarks.simulate.records import Objectives, Record, Shape, Span
+from benchmarks.simulate.run_length import RunLength
 from benchmarks.simulate.virtual_master import VirtualMaster
 from benchmarks.simulate.worker import (
     Worker,
@@ -31,10 +32,7 @@ from services.master.placement.waiting import PlacementTicket
 from services.mock.actions import Step
 from services.mock.engine import Engine
 
-_DRAIN_S = 120.0
 MOST_TOKENS = 1024  # tokens that clients allow an answer; the master is not told its length
-_LOOK_S = 1.0
-_MARGIN = 1.25  # of the time to measure: requests that come later may live longer
 
 
 @dataclass
@@ -83,43 +81,14 @@ class Simulation:
         return list({**self.encoders, **self.prefills, **self.decodes}.values())
 
     def run(self, sessions: Iterable[Session], pace: float, span: Span) -> list[Record]:
-        """Sessions at `pace` requests/s for a while; the records of those that were measured.
-
-        Requests go on arriving until the last measured one has ended, or cannot keep its objectives
-        any more: a fleet that empties would serve the last ones better than they deserve.
-        """
+        """Sessions at `pace` requests/s for a while; the records of those that were measured."""
         self.arrivals = Arrivals(self.clock, sessions, pace, self._arrive)
         self.arrivals.begin()
         self.clock.at(0.0, self.service.tick)
-        self.clock.run(span.warm_s)
-        end = self._pass(span)
+        length = RunLength(self.clock, self.records, span)
+        end = length.run()
         self.measured = (span.warm_s, end)
-        found = [r for r in self.records if span.warm_s <= r.arrival < end]
-        open_, until = found, end
-        while open_ and until < end + _DRAIN_S:
-            until += _LOOK_S
-            self.clock.run(until)
-            open_ = [r for r in open_ if not r.over and not r.lost(self.clock.now)]
-        return found
-
-    def _pass(self, span: Span) -> float:
-        """Let the time to measure pass; its end."""
-        begun, passed = len(self.records), 0.0
-        needed = span.least_s
-        while passed < needed:
-            passed = min(needed, passed + span.least_s / 4)
-            self.clock.run(span.warm_s + passed)
-            found = self.records[begun:]
-            late = sum(r.lost(self.clock.now) for r in found)
-            if found and passed >= span.least_s / 2 and late > span.hopeless * len(found):
-                break
-            if passed >= needed:
-                # Those that came late have not lived for long yet, so the older half counts too.
-                older = [r for r in found if r.arrival < span.warm_s + passed / 2]
-                now = self.clock.now
-                lifetime = _MARGIN * max(median_lifetime(group, now) for group in (found, older))
-                needed = min(span.most_s, max(needed, span.lifetimes * lifetime))
-        return span.warm_s + passed
+        return length.measured(end)
 
     def _arrive(self, request: TraceRequest) -> None:
         record = Record(request, self.clock.now, self.aims.of(request))

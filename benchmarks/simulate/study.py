@@ -23,7 +23,6 @@ _STEP = 1.12
 _LARGEST_STEP = 1.8
 _MOST_STEPS = 10
 _BETTER = 1.02
-_LEAST_REQUESTS = 400  # measured: a share of 0.9 of these is known within 0.03
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Bench:
             tells=contender.tells, elastic=contender.elastic,
         )  # fmt: skip
         span = self.case.span
-        least = max(span.least_s, _LEAST_REQUESTS / pace)
+        least = max(span.least_s, self.case.least / pace)
         span = replace(span, least_s=least, most_s=max(span.most_s, 2 * least))
         if whole:
             span = replace(span, hopeless=1.0)
@@ -90,17 +89,38 @@ class Bench:
 
 
 def best_of(
-    bench: Bench, contenders: Sequence[Contender], seed: int, start: float
+    bench: Bench, contenders: Sequence[Contender], seed: int, start: float, load: float = 0.0
 ) -> tuple[Contender, float]:
     """The one with the highest sustained goodput, which is measured only of those that keep the
-    objectives at a higher load than the best so far does."""
-    best, load = contenders[0], 0.0
+    objectives at a higher `load` than the best so far does, or than is given; at best 0."""
+    best = contenders[0]
     for contender in contenders:
         if load and bench.run(contender, seed, load * _BETTER).attained < GOOD:
             continue
         found = bench.sustained(contender, seed, load * _BETTER or start)
         if found > load:
             best, load = contender, found
+    return best, load
+
+
+def best_fleet(
+    bench: Bench, contenders: Sequence[Contender], seed: int, start: float
+) -> tuple[Contender, float]:
+    """`best_of` one kind of contender, then of fleets that differ from the best by one worker's
+    role, as long as one is better. How workers of the role any begin matters little."""
+    best, load = best_of(bench, contenders, seed, start)
+    tried = {one.shape for one in contenders}
+    while not best.elastic:
+        near = [
+            replace(best, shape=shape) for shape in best.shape.neighbours() if shape not in tried
+        ]
+        tried.update(one.shape for one in near)
+        if not near:
+            break
+        other, found = best_of(bench, near, seed, start, load)
+        if found <= load:
+            break
+        best, load = other, found
     return best, load
 
 
@@ -137,7 +157,7 @@ def entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> l
     of ours apart for a master that is told the objectives, and for one that is not."""
     found = []
     for kind in published(policy, bench.case.shapes):
-        found.append(best_of(bench, kind, seed, start))
+        found.append(best_fleet(bench, kind, seed, start))
         start = found[-1][1]
     load = max(found, key=lambda one: one[1])[1]
     shapes = list(dict.fromkeys(one.shape for one, _ in found if not one.elastic))
