@@ -36,7 +36,7 @@ class RunLength:
             self._until_over(found, end)
             if self._hopeless(found, passed) or passed >= self._needed(found, passed):
                 return end
-            passed = self.clock.now - self.span.warm_s
+            passed = min(self.span.most_s, self.clock.now - self.span.warm_s)
 
     def measured(self, end: float) -> list[Record]:
         """Of the requests that arrived before."""

@@ -90,11 +90,23 @@ def test_a_trace_goes_on_with_other_contents(write: Write) -> None:
     lines = read(write(MOONCAKE))
     found = list(islice(repeated(lines, 64, 1), 6))
     starts = [session.start for session in found]
-    assert starts == sorted(starts) and starts[3] == 3.0 and starts[2] == pytest.approx(3.0)
+    assert starts == sorted(set(starts)) and (starts[0], starts[3]) == (0.0, 3.0)
     assert len({session.turns[0].name for session in found}) == 6
     assert not set(found[0].turns[0].keys) & set(found[3].turns[0].keys)
     again = list(islice(repeated(lines, 64, 1), 6))
     assert [s.turns[0].keys for s in again] == [s.turns[0].keys for s in found]
+
+
+def test_every_seed_begins_at_another_place_and_goes_through_the_whole_trace() -> None:
+    lines = [TraceLine(float(time), 10 + time, 2) for time in range(50)]
+    found = {}
+    for seed in (1, 2):
+        made = list(islice(repeated(lines, 64, seed), 50))
+        found[seed] = [session.turns[0].tokens for session in made]
+        assert [session.start for session in made] == pytest.approx(range(50))
+        begin = found[seed][0]
+        assert found[seed] == [*range(begin, 60), *range(10, begin)]
+    assert found[1] != found[2]
 
 
 @pytest.mark.parametrize(

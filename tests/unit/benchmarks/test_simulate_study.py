@@ -19,7 +19,7 @@ from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study import LOADS, Bench, best_of, entries
+from benchmarks.simulate.study import LOADS, Bench, best_fleet, best_of, entries
 from benchmarks.simulate.study_results import Case, CaseResult, ContenderResult, half_interval
 from services.master.placement.policies.factory import load_policy
 
@@ -108,11 +108,25 @@ def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
                 contender = replace(contender, shape=swapped)
             return super().run(contender, seed, pace, whole=whole)
 
-    shapes = Shape(0, 1, 3), Shape(0, 2, 2)
+    shapes = Shape(0, 1, 2), Shape(0, 2, 1)
     made = known(*shapes)
     found = entries(Split(made.case, made.profile), OURS, 1, 5.0, 12)
     assert next(one.shape for one in found if one.kind == "any") == shapes[0]
     assert tried["any"] == {*shapes} and tried["tuned"] == tried["told, tuned"] == {shapes[1]}
+
+
+def test_a_fleet_that_was_not_guessed_is_found() -> None:
+    """More prefill is better there, as far as it goes."""
+    guessed = [Contender("kv", shape) for shape in (Shape(0, 2, 5), Shape(0, 1, 6))]
+    best, load = best_fleet(known(), guessed, 1, 5.0)
+    assert best.shape == Shape(0, 6, 1) and load == pytest.approx(17.6, rel=0.05)
+    moves = [replace(one, elastic=True) for one in guessed]
+    assert best_fleet(known(), moves, 1, 5.0)[0].shape == Shape(0, 2, 5)
+
+
+def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
+    assert set(Shape(0, 2, 1).neighbours()) == {Shape(0, 1, 2)}
+    assert set(Shape(1, 1, 2).neighbours()) == {Shape(2, 1, 1), Shape(1, 2, 1)}
 
 
 def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
