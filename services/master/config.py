@@ -91,7 +91,8 @@ class MasterConfig(
     )
     ttft_slo: float = seconds(
         0.0,
-        "Time to the first token that a request has to meet unless it states another. 0: none.",
+        "Time to the first token that a request has to meet unless it states another. A request "
+        "that another worker has failed is not refused for it. 0: none.",
         minimum=0,
     )
     tpot_slo: float = seconds(

@@ -23,9 +23,12 @@ _LEAST_TPOT_MS = 1e-3
 
 
 def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
-    """What a request does not say is as the flags say."""
+    """What a request does not say is as the flags say. A retry has no objective for its first
+    token: were it refused, its client would lose what the fleet has taken on."""
     if request.ttft_slo_s is None:
         request.ttft_slo_s = config.ttft_slo
+    if request.retry:
+        request.ttft_slo_s = 0.0
     if request.tpot_slo_s is None:
         request.tpot_slo_s = config.tpot_slo
 

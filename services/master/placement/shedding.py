@@ -4,7 +4,6 @@ largest ones, as it can serve several others in the time of one of them."""
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -41,11 +40,10 @@ class Shedding:
         """Note a new request's size; raise `TooLarge` if the fleet refuses this size now.
 
         It always lets three kinds pass: requests without objectives, requests with more than the
-        default priority, and retries, as their clients may have part of the answer. A proxy may ask
-        twice for a request that has to wait; its size is noted twice then.
+        default priority, and retries, as their clients may have part of the answer.
         """
         priority = request.priority or DEFAULT_PRIORITY
-        if not self._sheds or request.avoid or priority > DEFAULT_PRIORITY:
+        if not self._sheds or request.retry or priority > DEFAULT_PRIORITY:
             return
         if request.ttft_slo_s or request.tpot_slo_s:
             found = self._models.setdefault(fleet.model, ModelShedding(self._config))
@@ -78,7 +76,8 @@ class ModelShedding:
     def __init__(self, config: MasterConfig) -> None:
         self.share = 0.0
         self._config = config
-        self._works: deque[Floats] = deque(maxlen=_WINDOW)  # [4] each, as `work_of` returns it
+        # By request, as a proxy asks twice for one that has to wait. [4] each, see `work_of`
+        self._works: dict[str, Floats] = {}
         self._limit_ms = math.inf
         # Kept between two updates: sizes reckoned at other rates do not compare with the limit.
         self._prices = np.zeros(4)
@@ -87,7 +86,9 @@ class ModelShedding:
     def check(self, fleet: Fleet, request: ScheduleRequest) -> None:
         """As `Shedding.check`, of a request that may be refused."""
         work = work_of(request, self._config.expected_tokens)
-        self._works.append(work)
+        self._works[request.request_id] = work
+        if len(self._works) > _WINDOW:
+            del self._works[next(iter(self._works))]
         self._arrived += 1
         if self._arrived % _UPDATE_EVERY == 0:
             self._update(fleet)
@@ -104,7 +105,7 @@ class ModelShedding:
 
     def _update(self, fleet: Fleet) -> None:
         self._prices = prices(fleet)
-        sizes = np.array(self._works) @ self._prices
+        sizes = np.array([*self._works.values()]) @ self._prices
         self._limit_ms = float(np.quantile(sizes, 1.0 - self.share, method="higher"))
 
     def late(self) -> None:

@@ -82,6 +82,17 @@ def test_refusals_come_at_once_and_say_when_to_come_back() -> None:
     assert isinstance(made.schedule(own, 0.0), Placement), "its own objective counts"
 
 
+@pytest.mark.parametrize("own", [None, 0.2])
+def test_a_retry_is_not_refused_for_its_first_token(own: float | None) -> None:
+    """Its client may have that token."""
+    made = master("prefill", "decode", ttft_slo=0.2, busy_queue_ms=0)
+    place(made, asking("a", blocks=0))
+    with pytest.raises(TooLate):
+        made.schedule(asking("b", blocks=0, avoid=["other"], ttft_slo_s=own), 0.0)
+    again = asking("c", blocks=0, avoid=["other"], ttft_slo_s=own, retry=True)
+    assert isinstance(made.schedule(again, 0.0), Placement)
+
+
 def test_a_fleet_with_workers_to_spare_refuses_no_request() -> None:
     """Its caches would stay empty, and rates that were learnt wrong would stay wrong."""
     made = master("prefill", "prefill", "decode", ttft_slo=0.05, busy_queue_ms=0)

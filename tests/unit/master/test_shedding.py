@@ -62,8 +62,10 @@ def test_a_model_that_the_master_has_forgotten_is_forgotten() -> None:
     assert made.shedding.shares() == {}
 
 
-def sized(tokens: int, **fields: Any) -> ScheduleRequest:
-    return asking("a", **{"blocks": 0, "prompt_tokens": tokens, "ttft_slo_s": 1.0, **fields})
+def sized(tokens: int, name: object = "", **fields: Any) -> ScheduleRequest:
+    """Of another name by each size, if none is given."""
+    wanted = {"blocks": 0, "prompt_tokens": tokens, "ttft_slo_s": 1.0, **fields}
+    return asking(f"{name or tokens}", **wanted)
 
 
 def busy() -> Fleet:
@@ -85,9 +87,9 @@ def shedding(*, lates: int) -> tuple[Shedding, list[Exception]]:
     for _ in range(lates):
         shed.refused("m", TooLate("late"))
     found: list[Exception] = []
-    for size in sizes * 2:
+    for number, size in enumerate(sizes * 2):
         try:
-            shed.check(fleet, sized(size))
+            shed.check(fleet, sized(size, f"again{number}"))
         except TooLarge as error:
             found.append(error)
     return shed, found
@@ -131,7 +133,7 @@ def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
     assert shed.shares()["m"] > 0.9
 
 
-@pytest.mark.parametrize("fields", [{"avoid": ["p0"]}, {"priority": 51}, {"ttft_slo_s": 0.0}])
+@pytest.mark.parametrize("fields", [{"retry": True}, {"priority": 51}, {"ttft_slo_s": 0.0}])
 def test_retries_higher_priorities_and_requests_without_objectives_pass(
     fields: dict[str, Any],
 ) -> None:
@@ -141,7 +143,22 @@ def test_retries_higher_priorities_and_requests_without_objectives_pass(
     fleet = busy()
     shed.check(fleet, sized(100_000, **fields))
     with pytest.raises(TooLarge):
-        shed.check(fleet, sized(100_000, priority=50))
+        shed.check(fleet, sized(100_000, priority=50, avoid=["p0"]))
+
+
+def test_a_request_that_is_asked_for_twice_counts_once() -> None:
+    """Half of the requests are small, and each of them is asked for ten times in a row."""
+    fleet, shed = busy(), Shedding(LARGEST)
+    for number in range(64):
+        for _ in range(10):
+            shed.check(fleet, sized(100, f"small{number}"))
+        shed.check(fleet, sized(1000, f"large{number}"))
+    for _ in range(20):
+        shed.refused("m", TooLate("late"))
+    assert 0.3 < shed.shares()["m"] < 0.5
+    for number in range(16):  # the next sixteenth request sets the limit
+        shed.check(fleet, sized(100, f"next{number}"))
+    shed.check(fleet, sized(1000, "of the larger half"))
 
 
 def test_requests_without_objectives_are_not_looked_at() -> None:

@@ -59,6 +59,7 @@ async def test_a_request_leaves_a_worker_that_is_gone_with_its_pictures(lost: st
         stack.decode[0].up = lost == "meanwhile"
         assert await taken(pipeline, request, {name: b"picture"}) == {0: TOKENS}
         assert [one.avoid for one in master.asked] == [[], ["d0"]]
+        assert [one.retry for one in master.asked] == [False, True]
         await eventually(lambda: len(over(master)) == 2)
         assert [one.failed for one in master.finished if one.stage == "request"] == [["d0"], []]
 

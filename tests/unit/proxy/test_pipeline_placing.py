@@ -124,7 +124,7 @@ async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
             instance.dialect, instance.tokenizer = "tokens", tokenizer
         stack.fleet.news()
         assert await taken(pipeline, asking("first")) == {0: TOKENS}
-        assert master.asked[0].avoid == ["d0"]
+        assert master.asked[0].avoid == ["d0"] and not master.asked[0].retry
         with pytest.raises(Unavailable, match="--model") as caught:
             await taken(pipeline, asking("second"))
         assert caught.value.code == "wrong_tokenizer"
