@@ -17,6 +17,8 @@ from benchmarks.simulate.metrics import Outcome
 _CODE = ("benchmarks/simulate", "protocol", "services/admission", "services/engine/scheduling",
          "services/engine/transfers", "services/master", "services/mock")  # fmt: skip
 _SHOWS = "benchmarks/simulate/report.py"  # and on this it does not
+# And on these only where workers change their roles.
+_MOVES = ("services/master/fleet/role_mover.py", "services/master/fleet/wanted_workers.py")
 
 
 class Memo:
@@ -27,11 +29,13 @@ class Memo:
         self._folder = folder
         self.found = 0  # runs that were not made again
 
-    def of(self, key: object, run: Callable[[], Outcome]) -> Outcome:
-        """`key`: the run's arguments; what `repr` writes of it is what counts."""
+    def of(self, key: object, run: Callable[[], Outcome], *, moves: bool = True) -> Outcome:
+        """`key`: the run's arguments; what `repr` writes of it is what counts. `moves`: whether
+        workers may change their roles in it."""
         if self._folder is None:
             return run()
-        name = hashlib.sha256(f"{self._code} {key!r}".encode()).hexdigest()[:32]
+        code = self._code[moves]
+        name = hashlib.sha256(f"{code} {key!r}".encode()).hexdigest()[:32]
         path = self._folder / f"{name}.msgpack"
         if path.exists():
             self.found += 1
@@ -44,11 +48,13 @@ class Memo:
         return outcome
 
     @cached_property
-    def _code(self) -> str:
+    def _code(self) -> tuple[str, str]:
+        """Of runs in which no worker changes its role, and of the others."""
         root = Path(benchmarks.simulate.__path__[0]).parents[1]
-        digest = hashlib.sha256()
+        digest, moving = hashlib.sha256(), hashlib.sha256()
+        apart = {root / path for path in _MOVES}
         for folder in _CODE:
             for path in sorted((root / folder).rglob("*.py")):
                 if path != root / _SHOWS:
-                    digest.update(path.read_bytes())
-        return digest.hexdigest()
+                    (moving if path in apart else digest).update(path.read_bytes())
+        return digest.hexdigest(), f"{digest.hexdigest()} {moving.hexdigest()}"

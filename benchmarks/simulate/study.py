@@ -44,7 +44,11 @@ class Bench:
         case = self.case
         key = (case.name, case.digest, case.span, case.aims, self.profile, contender, seed, pace,
                whole)  # fmt: skip
-        return self.memo.of(key, lambda: self._run(contender, seed, pace, whole=whole))
+
+        def run() -> Outcome:
+            return self._run(contender, seed, pace, whole=whole)
+
+        return self.memo.of(key, run, moves=contender.elastic)
 
     def _run(self, contender: Contender, seed: int, pace: float, *, whole: bool) -> Outcome:
         if seed not in self._sessions:

@@ -89,7 +89,8 @@ class RoleMover:
         pool = fleet.pools[role]
         if role == "decode":
             return decoding(self.config, pool, waiting)
-        return computing(self.config, *backlog(pool, now_ms))
+        before = backlog(pool, now_ms)
+        return computing(self.config, before.busy, before)
 
     def _decide(self, fleet: Fleet, now_ms: float) -> Move | None:
         loads = self._loads[fleet.model]
@@ -100,7 +101,12 @@ class RoleMover:
             return None
         dwell_ms = 0.0 if urgent else self.config.elastic_dwell * 1e3
         givers = {role: roles.load(role, -1) for role in STAGES if role != taker}
-        most = math.inf if urgent else roles.load(taker) * (1.0 - self.config.elastic_margin)
+        most = math.inf
+        if not urgent:
+            # Those that are left must be able to do what there is: a queue elsewhere may be long,
+            # but only because it came before this role's work.
+            all_they_can = 1.0 / self.config.wanted_utilisation
+            most = min(all_they_can, roles.load(taker) * (1.0 - self.config.elastic_margin))
         for giver in sorted(givers, key=lambda role: givers[role]):
             # Least loaded first: no later one is less loaded.
             if givers[giver] >= most:

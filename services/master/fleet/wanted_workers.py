@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,29 +20,44 @@ _LOOK_MS = 1e3
 _MEMORY_MS = 15e3  # over which the share of busy workers is taken: a prompt is no trend
 _DECODING = ("decode", "combined")
 ROLES = ("encode", "prefill", *_DECODING)
-_BACKLOG_MS = 2e3  # of work before a worker without an objective: more wants more workers
+# Before a worker, without an objective: more of both wants more workers
+_BACKLOG_MS = 2e3  # of work
+_BACKLOG_REQUESTS = 4.0
 _SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encode, may take
 
 
-def backlog(pool: Pool, now_ms: float) -> tuple[float, float]:
-    """(workers at work, ms of work that is before all workers that may be used). Work that waits
-    for other workers wants none here."""
-    awaiting_ms = pool.awaiting().work_ms
-    before_ms = np.maximum(pool.busy_until - awaiting_ms - now_ms, 0.0)[pool.penalty == 0.0]
-    return float(np.count_nonzero(before_ms)), float(before_ms.sum())
+class Backlog(NamedTuple):
+    """Of encode or prefill workers."""
+
+    busy: float  # workers at work
+    work_ms: float  # before all of them
+    requests: float  # that this work is for
 
 
-def computing(config: MasterConfig, busy: float, backlog_ms: float) -> float:
-    """Of encode or prefill: by the workers that are busy, and by the work that waits."""
-    objective_ms = (config.ttft_slo or 0.0) * 1e3
-    bound_ms = objective_ms * _SHARE_OF_TTFT or _BACKLOG_MS
-    return max(busy / config.wanted_utilisation, backlog_ms / bound_ms)
+def backlog(pool: Pool, now_ms: float) -> Backlog:
+    """Of all workers that may be used. Work that waits for other workers wants none here."""
+    awaiting, usable = pool.awaiting(), pool.penalty == 0.0
+    before_ms = np.maximum(pool.busy_until - awaiting.work_ms - now_ms, 0.0)[usable]
+    requests = np.maximum(pool.requests - awaiting.requests, 0.0)[usable]
+    return Backlog(
+        float(np.count_nonzero(before_ms)), float(before_ms.sum()), float(requests.sum())
+    )
+
+
+def computing(config: MasterConfig, busy: float, before: Backlog) -> float:
+    """Of encode or prefill: by the workers that are `busy`, and by the work that waits. Without an
+    objective a few requests may wait at a worker however long they take."""
+    if config.ttft_slo:
+        queued = before.work_ms / (1e3 * config.ttft_slo * _SHARE_OF_TTFT)
+    else:
+        queued = min(before.work_ms / _BACKLOG_MS, before.requests / _BACKLOG_REQUESTS)
+    return max(busy / config.wanted_utilisation, queued)
 
 
 def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     """How many workers decode's load takes, fractions included: by what full batches would do, by
-    KV blocks, and by the time of a step. `waiting`: requests that no worker has yet, which wait for
-    decode workers if these are full of requests that decode.
+    KV blocks, and by the time of a step. `waiting`: requests that no worker has yet. They wait for
+    decode workers if none of these could take one more, and count as much as those that decode.
     """
     usable = pool.penalty == 0.0
     if not (able := int(np.count_nonzero(usable))):
@@ -52,16 +68,20 @@ def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     running = np.minimum(here, places)
     base = pool.step_ms[usable]
     added = running * pool.step_request_ms[usable] + context * pool.step_context_ms[usable]
-    by_step = _by_step(base, added, running, pool.haste[usable])
+    each = _by_step(base, added, running, pool.haste[usable])
+    by_step = float((running * each).sum())
     batches = float(
         (_of_full_batches(base, added, running, places) + (here - running) / places).sum()
     )
-    if (here >= places).all():
-        batches += waiting * float((1.0 / places).mean())
     told = usable & (pool.total_blocks > 0.0)
     free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
     blocks = float(pool.total_blocks[told].sum())
     used = max(0.0, blocks - float(free[told].sum())) / blocks * able if blocks else 0.0
+    full = (here >= places) | (pool.spare[usable] <= 0.0) | ((running + 1.0) * each > 1.0)
+    if full.all():
+        batches += waiting * float((1.0 / places).mean())
+        by_step += waiting * float(each.mean())
+        used *= 1.0 + waiting / max(1.0, float(here.sum()))
     return max(batches, by_step, used) / config.wanted_utilisation
 
 
@@ -73,12 +93,15 @@ def _of_full_batches(base: Floats, added: Floats, running: Floats, places: Float
     return found
 
 
-def _by_step(base: Floats, added: Floats, running: Floats, haste: Floats) -> float:
-    """Workers that take no more requests each than keep the strictest objective placed there. One
-    that a request alone would miss asks for none: no further worker could keep it."""
+def _by_step(base: Floats, added: Floats, running: Floats, haste: Floats) -> Floats:
+    """Of each request, the share of those with which a worker's steps keep the strictest objective
+    placed there. 0 of one that a request alone would miss: no further worker could keep it.
+    [rows]"""
     counts = (running > 0.0) & (haste > 0.0) & (added > 0.0)
+    found = np.zeros(len(running))
     fits = (1.0 / haste[counts] - base[counts]) * running[counts] / added[counts]
-    return float((running[counts][fits >= 1.0] / fits[fits >= 1.0]).sum())
+    found[counts] = np.divide(1.0, fits, out=np.zeros(len(fits)), where=fits >= 1.0)
+    return found
 
 
 @dataclass
@@ -120,7 +143,8 @@ class WantedWorkers:
                     self._observe(model, pool, waiting.get(model, 0), now_ms)
 
     def _observe(self, model: str, pool: Pool, waiting: int, now_ms: float) -> None:
-        busy, backlog_ms = backlog(pool, now_ms)
+        before = backlog(pool, now_ms)
+        busy = before.busy
         role = self._roles.get((model, pool.kind))
         if role is None:
             role = self._roles[model, pool.kind] = _Role(busy, now_ms)
@@ -130,7 +154,7 @@ class WantedWorkers:
         if pool.kind in _DECODING:
             wanted = decoding(self._config, pool, waiting)
         else:
-            wanted = computing(self._config, role.busy, backlog_ms)
+            wanted = computing(self._config, role.busy, before)
         hold_ms = self._config.wanted_hold * 1e3
         # A quotient of floats may lie just above the whole number that it stands for.
         role.wants(max(1, math.ceil(wanted - 1e-9)), now_ms, hold_ms)

@@ -129,6 +129,12 @@ def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
     assert set(Shape(1, 1, 2).neighbours()) == {Shape(2, 1, 1), Shape(1, 2, 1)}
 
 
+def test_runs_in_which_workers_move_depend_on_more_code(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    assert [memo.of("a", lambda n=n: replace(OUTCOME, offered=n), moves=bool(n)).offered
+            for n in (0.0, 1.0)] == [0.0, 1.0]  # fmt: skip
+
+
 def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
     """No request was answered, so no percentile is known."""
     for _ in range(2):

@@ -97,6 +97,26 @@ def test_the_role_with_much_work_gets_workers_and_gives_them_back_when_that_chan
     assert split(made) == {"encode": 1, "prefill": 1, "decode": 4}
 
 
+@pytest.mark.parametrize(("running", "moved"), [(8, 0), (3, 1)])
+def test_no_role_gives_what_it_needs_to_one_with_a_long_queue(running: int, moved: int) -> None:
+    """Two decode workers of 10 places each: 16 requests are more than one could serve."""
+
+    def load(role: str, now: float) -> Load:
+        if role == "prefill":
+            queued = 100 if now > 60.0 else 1
+            return Load(queued=queued, queued_tokens=1000 * queued, rates=RATES)
+        rates = Rates(decode_base_ms=10.0, decode_ms_per_request=1e-3)
+        return Load(running=running, free_blocks=1000, total_blocks=1000, rates=rates)
+
+    made = elastic(8, elastic_dwell=0.0)
+    run(made, 0.0, 5.0)
+    for number in range(1, 6):
+        made.move(f"a{number}", "prefill", 5.0)
+    assert split(made) == {"prefill": 6, "decode": 2}
+    run(made, 5.0, 100.0, load)
+    assert split(made) == {"prefill": 6 + moved, "decode": 2 - moved}
+
+
 def test_moves_keep_their_distance_and_workers_stay_for_a_while() -> None:
     made = elastic(6, elastic_dwell=40.0, elastic_gap=15.0)
     pictures_are_seen(made, 0.0)

@@ -59,6 +59,20 @@ def test_a_queue_of_work_before_prefill_is_measured_by_the_objective() -> None:
     assert look(wanted, master, 0.0) == {"prefill": 5}  # 5 s of work, 1 s of it for each
 
 
+@pytest.mark.parametrize(
+    ("requests", "ttft_slo", "wanted"), [(3.0, 0.0, 2), (12.0, 0.0, 3), (3.0, 2.0, 20)]
+)
+def test_a_few_requests_may_wait_before_prefill_however_long_they_take(
+    requests: float, ttft_slo: float, wanted: int
+) -> None:
+    """20 s of work at one worker, which is busy: as 7 of 10 workers may be."""
+    master = registered("prefill", 1, ttft_slo=ttft_slo)
+    pool = master.registry.fleets["m"].pools["prefill"]
+    pool.busy_until[pool.penalty == 0.0] = 20_000.0
+    pool.requests[pool.penalty == 0.0] = requests
+    assert look(WantedWorkers(master.config), master, 0.0) == {"prefill": wanted}
+
+
 def test_kv_that_is_used_up_wants_more_workers() -> None:
     master = registered("decode", 2)
     wanted = WantedWorkers(master.config)
@@ -102,6 +116,22 @@ def test_requests_that_wait_at_a_worker_or_at_the_master_want_workers_in_full() 
     assert wanted_decode(decoding_ones(15, 15)) == pytest.approx(1.5)
     assert wanted_decode(decoding_ones(15, 15), waiting=20) == pytest.approx(3.5)
     assert wanted_decode(decoding_ones(9, 9), waiting=20) < 1.0
+
+
+def test_requests_that_wait_for_kv_want_as_much_as_those_that_have_it() -> None:
+    made = decoding_ones(4, 4)
+    pool = decode_pool(made)
+    row = int(np.flatnonzero(pool.penalty == 0.0)[0])
+    for free, wanted in ((60.0, 0.94), (0.0, 3.0)):
+        pool.free_blocks[row] = free
+        pool.learn(row, Rates())  # what follows from the blocks is reckoned anew
+        assert wanted_decode(made, waiting=8) == pytest.approx(wanted)
+
+
+def test_requests_that_wait_for_the_time_per_token_want_as_much_as_others() -> None:
+    """No third request keeps it: 3 would take steps of 13 ms."""
+    assert wanted_decode(decoding_ones(2, 2, 0.0125), waiting=10) == pytest.approx(12 / 2.5)
+    assert wanted_decode(decoding_ones(2, 2, 0.013), waiting=10) == pytest.approx(2 / 3)
 
 
 def test_decode_wants_as_many_workers_as_keep_the_time_per_token() -> None:
