@@ -60,7 +60,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     session: str = ""  # requests of one session prefer one worker if all else is equal
     # instance ids that get no part of it: they have failed it, or cannot read it
     avoid: Annotated[list[str], Meta(max_length=1024)] = []
-    retry: bool = False  # an attempt has failed: its client may have part of the answer
+    retry: bool = False  # a worker has failed it: its client may have part of the answer
     debug: bool = False  # whether the answer explains the choice
     # keys and hashes are over message parts, since the proxy has no model: no worker's cache events
     # name them, and the master goes by what it has placed itself

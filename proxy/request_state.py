@@ -105,6 +105,12 @@ class Tries:
         """Whether its client has had any of the answer."""
         return False
 
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has failed it, or its client has had part of the answer. One that is
+        full, or has just come or gone, has not."""
+        return self.begun or self.lost or bool(self.charged)
+
     def progressed(self) -> None:
         """Something came of the attempt under way: failures before it count no more."""
         self.in_a_row = self.failures = 0

@@ -72,7 +72,7 @@ def fleets(
     """Fleets of `workers` workers in proportion to what the stages have to do, for several guesses
     of what caches save; and requests/s that the first could carry."""
     busy = [
-        stage_seconds(profile, sample, prefix, media, round(full * profile.max_running))
+        stage_seconds(profile, sample, prefix, media, max(1, round(full * profile.max_running)))
         for prefix, media, full in _GUESSES
     ]
     guessed = list(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))

@@ -48,7 +48,7 @@ class RunLength:
             needed = self._needed(found, passed)
             if passed >= needed or self._hopeless(found, passed):
                 return passed
-            passed = min(needed, passed + self.span.least_s / 4)
+            passed = min(needed, passed + max(self.span.least_s / 4, _LOOK_S))
             self.clock.run(self.span.warm_s + passed)
 
     def _needed(self, found: Sequence[Record], passed: float) -> float:

@@ -135,7 +135,7 @@ class MasterPlanner:
             tenant=state.caller.tenant,
             session=state.caller.session,
             avoid=list({i.instance_id for i in self._avoided(state) if i.instance_id}),
-            retry=state.attempt > 0,
+            retry=state.failed,
             debug=state.record.explained,
             predicted=need.predicted,
             pooling=need.pooling,

@@ -89,8 +89,7 @@ class RoleMover:
         pool = fleet.pools[role]
         if role == "decode":
             return decoding(self.config, pool, waiting)
-        before = backlog(pool, now_ms)
-        return computing(self.config, before.busy, before)
+        return computing(self.config, *backlog(self.config, pool, now_ms))
 
     def _decide(self, fleet: Fleet, now_ms: float) -> Move | None:
         loads = self._loads[fleet.model]

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,31 +25,22 @@ _BACKLOG_REQUESTS = 4.0
 _SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encode, may take
 
 
-class Backlog(NamedTuple):
-    """Of encode or prefill workers."""
-
-    busy: float  # workers at work
-    work_ms: float  # before all of them
-    requests: float  # that this work is for
-
-
-def backlog(pool: Pool, now_ms: float) -> Backlog:
-    """Of all workers that may be used. Work that waits for other workers wants none here."""
+def backlog(config: MasterConfig, pool: Pool, now_ms: float) -> tuple[float, float]:
+    """Of encode or prefill: (workers at work, workers that the work before them wants). Without an
+    objective a few requests may wait at a worker, however long they take. Work that waits for other
+    workers wants none here."""
     awaiting, usable = pool.awaiting(), pool.penalty == 0.0
     before_ms = np.maximum(pool.busy_until - awaiting.work_ms - now_ms, 0.0)[usable]
-    requests = np.maximum(pool.requests - awaiting.requests, 0.0)[usable]
-    return Backlog(
-        float(np.count_nonzero(before_ms)), float(before_ms.sum()), float(requests.sum())
-    )
-
-
-def computing(config: MasterConfig, busy: float, before: Backlog) -> float:
-    """Of encode or prefill: by the workers that are `busy`, and by the work that waits. Without an
-    objective a few requests may wait at a worker however long they take."""
     if config.ttft_slo:
-        queued = before.work_ms / (1e3 * config.ttft_slo * _SHARE_OF_TTFT)
+        queued = before_ms / (1e3 * config.ttft_slo * _SHARE_OF_TTFT)
     else:
-        queued = min(before.work_ms / _BACKLOG_MS, before.requests / _BACKLOG_REQUESTS)
+        requests = np.maximum(pool.requests - awaiting.requests, 0.0)[usable]
+        queued = np.minimum(before_ms / _BACKLOG_MS, requests / _BACKLOG_REQUESTS)
+    return float(np.count_nonzero(before_ms)), float(queued.sum())
+
+
+def computing(config: MasterConfig, busy: float, queued: float) -> float:
+    """Of encode or prefill, by what `backlog` says, `busy` perhaps as a mean over some time."""
     return max(busy / config.wanted_utilisation, queued)
 
 
@@ -77,9 +67,12 @@ def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
     blocks = float(pool.total_blocks[told].sum())
     used = max(0.0, blocks - float(free[told].sum())) / blocks * able if blocks else 0.0
-    full = (here >= places) | (pool.spare[usable] <= 0.0) | ((running + 1.0) * each > 1.0)
+    # Of KV that is promised to requests still at prefill, more decode workers would get no more.
+    no_blocks = (pool.spare[usable] <= 0.0) & (here > awaiting.requests[usable])
+    most = np.minimum(places, config.busy_requests or math.inf)
+    full = (here >= most) | no_blocks | ((running + 1.0) * each > 1.0)
     if full.all():
-        batches += waiting * float((1.0 / places).mean())
+        batches += waiting * float((1.0 / most).mean())
         by_step += waiting * float(each.mean())
         used *= 1.0 + waiting / max(1.0, float(here.sum()))
     return max(batches, by_step, used) / config.wanted_utilisation
@@ -143,8 +136,7 @@ class WantedWorkers:
                     self._observe(model, pool, waiting.get(model, 0), now_ms)
 
     def _observe(self, model: str, pool: Pool, waiting: int, now_ms: float) -> None:
-        before = backlog(pool, now_ms)
-        busy = before.busy
+        busy, queued = backlog(self._config, pool, now_ms)
         role = self._roles.get((model, pool.kind))
         if role is None:
             role = self._roles[model, pool.kind] = _Role(busy, now_ms)
@@ -154,7 +146,7 @@ class WantedWorkers:
         if pool.kind in _DECODING:
             wanted = decoding(self._config, pool, waiting)
         else:
-            wanted = computing(self._config, role.busy, before)
+            wanted = computing(self._config, role.busy, queued)
         hold_ms = self._config.wanted_hold * 1e3
         # A quotient of floats may lie just above the whole number that it stands for.
         role.wants(max(1, math.ceil(wanted - 1e-9)), now_ms, hold_ms)

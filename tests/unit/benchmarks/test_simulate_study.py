@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulate import report
 from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.calibrate import fit
-from benchmarks.simulate.cases import case, requests
+from benchmarks.simulate.cases import case, file_case, requests
 from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, published, trials
 from benchmarks.simulate.hardware import H200, PROFILES, QWEN_7B, roofline
 from benchmarks.simulate.memo import Memo
@@ -34,7 +34,15 @@ OUTCOME = Outcome(
 class Known(Bench):
     """Runs whose result is known: all is well up to a load that depends on fleet and options."""
 
-    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
+    def run(
+        self,
+        contender: Contender,
+        seed: int,
+        pace: float,
+        *,
+        whole: bool = False,
+        seconds: float = 0.0,
+    ) -> Outcome:
         self.runs += 1
         limit = 10.0 + float(contender.options.get("overlap_credit", 0.0)) + contender.shape.prefill
         attained = min(1.0, max(0.0, 1.0 - (pace / limit - 1.0)))
@@ -100,7 +108,13 @@ def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
 
     class Split(Known):
         def run(
-            self, contender: Contender, seed: int, pace: float, *, whole: bool = False
+            self,
+            contender: Contender,
+            seed: int,
+            pace: float,
+            *,
+            whole: bool = False,
+            seconds: float = 0.0,
         ) -> Outcome:
             tried.setdefault(contender.kind, set()).add(contender.shape)
             if contender.elastic:
@@ -122,6 +136,8 @@ def test_a_fleet_that_was_not_guessed_is_found() -> None:
     assert best.shape == Shape(0, 6, 1) and load == pytest.approx(17.6, rel=0.05)
     moves = [replace(one, elastic=True) for one in guessed]
     assert best_fleet(known(), moves, 1, 5.0)[0].shape == Shape(0, 2, 5)
+    tuned = entries(known(Shape(0, 2, 5)), "rtp", 1, 5.0, 4)
+    assert {one.shape for one in tuned} == {Shape(0, 6, 1)}
 
 
 def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
@@ -129,10 +145,20 @@ def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
     assert set(Shape(1, 1, 2).neighbours()) == {Shape(2, 1, 1), Shape(1, 2, 1)}
 
 
-def test_runs_in_which_workers_move_depend_on_more_code(tmp_path: Path) -> None:
+def test_runs_in_which_no_worker_moves_depend_on_less_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memo = Memo(tmp_path)
     assert [memo.of("a", lambda n=n: replace(OUTCOME, offered=n), moves=bool(n)).offered
             for n in (0.0, 1.0)] == [0.0, 1.0]  # fmt: skip
+    asked: list[bool] = []
+    monkeypatch.setattr(Memo, "of", lambda self, key, run, *, moves: asked.append(moves))
+    for elastic in (False, True):
+        Bench(known().case, calibrated()).run(Contender("cost", ONE, elastic=elastic), 1, 5.0)
+    assert asked == [False, True]
+    before = Memo()._code[0]
+    monkeypatch.setattr("benchmarks.simulate.memo._MOVES", ())
+    assert Memo()._code[0] != before
 
 
 def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
@@ -222,6 +248,22 @@ def test_fleets_have_all_the_workers_and_every_stage_some() -> None:
         for shape in made.shapes:
             assert shape.total == 16
             assert shape.prefill > 0 and shape.decode > 0 and (shape.encode > 0) == (name != "chat")
+
+
+def test_a_public_trace_is_measured_for_longer_and_known_by_its_contents(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    found = []
+    for tokens in (100, 200):
+        lines = [f"2023-11-16 18:17:{second:02},{tokens},10" for second in range(60)]
+        path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+        found.append(file_case(path, calibrated(), 4))
+    assert found[0].digest != found[1].digest != ""
+    spans = {
+        made.name: Bench(made, calibrated())._span(20.0, 0.0, whole=False).least_s
+        for made in (found[0], case("chat", calibrated(), 4))
+    }
+    assert spans == {"trace": 50.0, "chat": 20.0}
+    assert Bench(found[0], calibrated())._span(20.0, 120.0, whole=True).most_s == 120.0
 
 
 def test_policies_see_the_same_sessions() -> None:

@@ -97,7 +97,7 @@ def test_the_role_with_much_work_gets_workers_and_gives_them_back_when_that_chan
     assert split(made) == {"encode": 1, "prefill": 1, "decode": 4}
 
 
-@pytest.mark.parametrize(("running", "moved"), [(8, 0), (3, 1)])
+@pytest.mark.parametrize(("running", "moved"), [(8, 0), (4, 1)])
 def test_no_role_gives_what_it_needs_to_one_with_a_long_queue(running: int, moved: int) -> None:
     """Two decode workers of 10 places each: 16 requests are more than one could serve."""
 

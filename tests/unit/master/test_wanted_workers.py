@@ -73,6 +73,23 @@ def test_a_few_requests_may_wait_before_prefill_however_long_they_take(
     assert look(WantedWorkers(master.config), master, 0.0) == {"prefill": wanted}
 
 
+def test_what_waits_before_prefill_is_looked_at_by_worker() -> None:
+    """A long prompt at one, many short ones at the other: neither has both many and long ones."""
+    master = registered("prefill", 2)
+    pool = master.registry.fleets["m"].pools["prefill"]
+    rows = np.flatnonzero(pool.penalty == 0.0)
+    pool.busy_until[rows], pool.requests[rows] = (100_000.0, 400.0), (1.0, 40.0)
+    assert look(WantedWorkers(master.config), master, 0.0) == {"prefill": 3}
+
+
+def test_requests_that_wait_for_pictures_are_none_of_the_few_before_prefill() -> None:
+    made = master("encode", "prefill", "decode")
+    for number in range(40):
+        place(made, asking(f"r{number}", blocks=0, items=[picture(f"p{number}", tokens=100)]))
+    place(made, asking("long", blocks=0, prompt_tokens=20_000))
+    assert look(WantedWorkers(made.config), made, 0.0)["prefill"] == 2
+
+
 def test_kv_that_is_used_up_wants_more_workers() -> None:
     master = registered("decode", 2)
     wanted = WantedWorkers(master.config)
@@ -126,6 +143,21 @@ def test_requests_that_wait_for_kv_want_as_much_as_those_that_have_it() -> None:
         pool.free_blocks[row] = free
         pool.learn(row, Rates())  # what follows from the blocks is reckoned anew
         assert wanted_decode(made, waiting=8) == pytest.approx(wanted)
+
+
+def test_kv_that_is_promised_to_requests_at_prefill_wants_no_decode_workers() -> None:
+    """One request decodes, 14 are still at prefill."""
+    made = decoding_ones(15, 1)
+    pool = decode_pool(made)
+    row = int(np.flatnonzero(pool.penalty == 0.0)[0])
+    pool.free_blocks[row] = 0.0
+    pool.learn(row, Rates())
+    assert wanted_decode(made, waiting=60) == wanted_decode(made)
+
+
+def test_workers_are_full_with_as_many_requests_as_they_may_have() -> None:
+    made = decoding_ones(4, 4, busy_requests=4)
+    assert wanted_decode(made, waiting=4) == pytest.approx(wanted_decode(made) + 1)
 
 
 def test_requests_that_wait_for_the_time_per_token_want_as_much_as_others() -> None:

@@ -256,6 +256,24 @@ async def test_no_retries_means_none() -> None:
     assert site.asked == [0]
 
 
+@pytest.mark.parametrize(
+    ("fail", "failed"),
+    [
+        (broken, True),
+        (dropped, True),
+        (refused, True),
+        (leaving, True),
+        (lambda: Unavailable("full", code="queue_full"), False),
+        (lambda: ProxyExhausted("no sockets"), False),
+    ],
+)
+def test_a_worker_that_is_full_has_not_failed_a_request(fail: Fail, failed: bool) -> None:
+    site = Site(2)
+    assert not site.tries.failed
+    site.dispatch.failed(site.tries, site.workers[0], fail())
+    assert site.tries.failed == failed
+
+
 async def test_a_shortage_of_our_own_is_no_workers_fault() -> None:
     site = Site(2, most=5)
     site.fails = {0: [lambda: ProxyExhausted("no sockets")] * 2,

@@ -114,6 +114,7 @@ async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_aga
         await eventually(lambda: len(over(master)) == 2)
         assert over(master) == [request.request_id for request in master.asked]
         assert len(set(over(master))) == 2
+        assert not any(request.retry for request in master.asked), "no worker has failed it"
 
 
 async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
