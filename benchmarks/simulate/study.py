@@ -39,29 +39,26 @@ class Bench:
     runs: int = 0
     _sessions: dict[int, Iterable[Session]] = field(default_factory=dict)
 
-    def run(
-        self, contender: Contender, seed: int, pace: float, *, whole: bool = False,
-        seconds: float = 0.0,
-    ) -> Outcome:  # fmt: skip
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
         """One run at `pace` requests/s. Unless `whole` it ends early where most requests are late,
-        as a search needs to know no more. `seconds`: measured, however long requests live."""
-        self.runs += 1
-        case = self.case
-        key = (case.name, case.digest, case.span, case.aims, self.profile, contender, seed, pace,
-               seconds or whole)  # fmt: skip
-
-        def run() -> Outcome:
-            return self._run(contender, seed, pace, self._span(pace, seconds, whole=whole))
-
-        return self.memo.of(key, run, moves=contender.elastic)
-
-    def _span(self, pace: float, seconds: float, *, whole: bool) -> Span:
+        as a search needs to know no more."""
         span = self.case.span
-        if seconds:
-            return Span(span.warm_s, seconds, lifetimes=0.0, most_s=seconds)
         least = max(span.least_s, max(_LEAST_REQUESTS, self.case.least) / pace)
         span = replace(span, least_s=least, most_s=max(span.most_s, 2 * least))
-        return replace(span, hopeless=1.0) if whole else span
+        return self._kept(contender, seed, pace, replace(span, hopeless=1.0) if whole else span)
+
+    def run_for(self, contender: Contender, seed: int, pace: float, seconds: float) -> Outcome:
+        """One run that is measured for so long, however long its requests live."""
+        span = Span(self.case.span.warm_s, seconds, lifetimes=0.0, most_s=seconds)
+        return self._kept(contender, seed, pace, span)
+
+    def _kept(self, contender: Contender, seed: int, pace: float, span: Span) -> Outcome:
+        self.runs += 1
+        case = self.case
+        key = (case.name, case.digest, case.aims, self.profile, contender, seed, pace, span)
+        return self.memo.of(
+            key, lambda: self._run(contender, seed, pace, span), moves=contender.elastic
+        )
 
     def _run(self, contender: Contender, seed: int, pace: float, span: Span) -> Outcome:
         if seed not in self._sessions:
@@ -213,5 +210,5 @@ def _shedding(bench: Bench, one: Contender, seed: int, pace: float, factor: floa
     if one.policy != OURS:
         tried = [replace(one, options={**one.options, "busy_queue_ms": ms}) for ms in SHED_MS]
     # As long for all: queues grow, and who refuses less would be judged by a longer run.
-    runs = (bench.run(c, seed, pace, whole=True, seconds=_OVERLOAD_S) for c in tried)
+    runs = (bench.run_for(c, seed, pace, _OVERLOAD_S) for c in tried)
     return max(runs, key=lambda outcome: outcome.goodput)

@@ -67,7 +67,7 @@ def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     free = np.maximum(pool.free_blocks, 0.0) + awaiting.blocks
     blocks = float(pool.total_blocks[told].sum())
     used = max(0.0, blocks - float(free[told].sum())) / blocks * able if blocks else 0.0
-    # Of KV that is promised to requests still at prefill, more decode workers would get no more.
+    # Where KV is promised to requests still at prefill, prefill is short, not decode.
     no_blocks = (pool.spare[usable] <= 0.0) & (here > awaiting.requests[usable])
     most = np.minimum(places, config.busy_requests or math.inf)
     full = (here >= most) | no_blocks | ((running + 1.0) * each > 1.0)

@@ -35,15 +35,7 @@ class Known(Bench):
 
     each = (2.0, 3.0, 1.0)
 
-    def run(
-        self,
-        contender: Contender,
-        seed: int,
-        pace: float,
-        *,
-        whole: bool = False,
-        seconds: float = 0.0,
-    ) -> Outcome:
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
         self.runs += 1
         shape = contender.shape
         counts = (shape.encode, shape.prefill, shape.decode)
@@ -57,15 +49,7 @@ class KnownTotals(Known):
 
     needed: int = 0
 
-    def run(
-        self,
-        contender: Contender,
-        seed: int,
-        pace: float,
-        *,
-        whole: bool = False,
-        seconds: float = 0.0,
-    ) -> Outcome:
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
         if not contender.elastic:
             return super().run(contender, seed, pace, whole=whole)
         return replace(OUTCOME, attained=float(contender.shape.total >= self.needed))

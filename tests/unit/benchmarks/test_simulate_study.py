@@ -34,15 +34,7 @@ OUTCOME = Outcome(
 class Known(Bench):
     """Runs whose result is known: all is well up to a load that depends on fleet and options."""
 
-    def run(
-        self,
-        contender: Contender,
-        seed: int,
-        pace: float,
-        *,
-        whole: bool = False,
-        seconds: float = 0.0,
-    ) -> Outcome:
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
         self.runs += 1
         limit = 10.0 + float(contender.options.get("overlap_credit", 0.0)) + contender.shape.prefill
         attained = min(1.0, max(0.0, 1.0 - (pace / limit - 1.0)))
@@ -108,13 +100,7 @@ def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
 
     class Split(Known):
         def run(
-            self,
-            contender: Contender,
-            seed: int,
-            pace: float,
-            *,
-            whole: bool = False,
-            seconds: float = 0.0,
+            self, contender: Contender, seed: int, pace: float, *, whole: bool = False
         ) -> Outcome:
             tried.setdefault(contender.kind, set()).add(contender.shape)
             if contender.elastic:
@@ -250,7 +236,9 @@ def test_fleets_have_all_the_workers_and_every_stage_some() -> None:
             assert shape.prefill > 0 and shape.decode > 0 and (shape.encode > 0) == (name != "chat")
 
 
-def test_a_public_trace_is_measured_for_longer_and_known_by_its_contents(tmp_path: Path) -> None:
+def test_a_public_trace_is_measured_for_longer_and_known_by_its_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "trace.csv"
     found = []
     for tokens in (100, 200):
@@ -258,12 +246,17 @@ def test_a_public_trace_is_measured_for_longer_and_known_by_its_contents(tmp_pat
         path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
         found.append(file_case(path, calibrated(), 4))
     assert found[0].digest != found[1].digest != ""
-    spans = {
-        made.name: Bench(made, calibrated())._span(20.0, 0.0, whole=False).least_s
-        for made in (found[0], case("chat", calibrated(), 4))
-    }
-    assert spans == {"trace": 50.0, "chat": 20.0}
-    assert Bench(found[0], calibrated())._span(20.0, 120.0, whole=True).most_s == 120.0
+    spans: list[Span] = []
+
+    def run(bench: Bench, contender: Contender, seed: int, pace: float, span: Span) -> Outcome:
+        spans.append(span)
+        return OUTCOME
+
+    monkeypatch.setattr(Bench, "_run", run)
+    for made in (found[0], case("chat", calibrated(), 4)):
+        Bench(made, calibrated()).run(Contender("cost", ONE), 1, 20.0)
+    Bench(found[0], calibrated()).run_for(Contender("cost", ONE), 1, 20.0, 120.0)
+    assert [span.least_s for span in spans] == [50.0, 20.0, 120.0] and spans[2].most_s == 120.0
 
 
 def test_policies_see_the_same_sessions() -> None:
