@@ -20,8 +20,9 @@ class PolicyOptions:
 
     policy: str = option(
         "cost",
-        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, the"
-        " name of one that an installed package brings, or a class of your own as module:Class.",
+        "How workers are chosen: cost, kv, rtp, cache_aware, smg, least_loaded, round_robin,"
+        " random, the name of one that an installed package brings, or a class of your own as"
+        " module:Class.",
         "policy",
         pattern=r"[\w-]+|[\w.]+:\w+",
         form="the name of a policy or module:Class",
@@ -80,6 +81,12 @@ class PolicyOptions:
         "share",
         1,
     )
+    kv_encoders: str = option(
+        "turns",
+        "kv: which encoder gets a picture: turns (the next one), cached (the one with the fewest"
+        " requests of those that hold it, or else of all).",
+        choices=("turns", "cached"),
+    )
     # These three are RTP-LLM's own numbers.
     rtp_hit_weight: float = weight(
         0.3, "rtp: cost of a cached token as a share of a computed one.", "share"
@@ -92,19 +99,20 @@ class PolicyOptions:
     rtp_decay: float = weight(
         0.001, "rtp: how fast a decode worker's weight falls with each KV token in use.", "rate"
     )
-    # These three are the numbers of SGLang's gateway.
+    # These three are the numbers of SGLang's gateways.
     cache_threshold: float = weight(
         0.3, "cache_aware: share of a prompt that must be cached to count as a match.", "share", 1
     )
     balance_abs: float = weight(
         64.0,
         "cache_aware: difference between the busiest and the idlest worker up to which load is"
-        " balanced.",
+        " balanced. smg: the same between the best match and the mean.",
         "requests",
     )
     balance_rel: float = weight(
         1.5,
-        "cache_aware: ratio of the busiest to the idlest worker up to which load is balanced.",
+        "cache_aware: ratio of the busiest to the idlest worker up to which load is balanced. smg:"
+        " the same of the best match to the mean.",
         "ratio",
     )
 

@@ -93,12 +93,13 @@ class Pool(WorkerRows):
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
         unseen = [c for c in kept if not c.shown]
-        work, others = self._reported(row, load, [c for c in kept if c.shown and c.work_ms])
+        seen = [c for c in kept if c.shown and c.work_ms]
+        work, others, tokens = self._reported(row, load, seen)
         self.others_until[row] = now_ms + others
         waiting = [c for c in unseen if not c.computed]
         self.busy_until[row] = now_ms + work + sum(c.work_ms for c in waiting)
         self.requests[row] = max(here, len(kept))
-        self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in waiting)
+        self.queued_tokens[row] = tokens + sum(c.tokens for c in waiting)
         self.context_tokens[row] = load.context_tokens + sum(c.context for c in unseen)
         self.total_blocks[row] = load.total_blocks
         self.least_free[row] = self._least_free(load.total_blocks)
@@ -147,14 +148,17 @@ class Pool(WorkerRows):
         self.haste[row] = max((c.haste for c in kept), default=0.0)
         return kept
 
-    def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
-        """ms of work in a report, and how much of it is not of `seen`, the charges it covers: these
-        take no longer than charged, though whole prompts are reported, with what caches save."""
-        reported = load.queued_tokens * float(self.token_ms[row])
-        reported += load.queued * float(self.base_ms[row])
+    def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float, float]:
+        """ms of work in a report, how much of it is not of `seen`, the charges it covers, and its
+        tokens to be computed: those of `seen` are no more than charged, though whole prompts are
+        reported, with what caches save."""
         here = load.queued + load.running
-        others = reported * max(0, here - len(seen)) / here if here else 0.0
-        return min(reported, others + sum(c.work_ms for c in seen if not c.computed)), others
+        share = max(0, here - len(seen)) / here if here else float(not seen)
+        work = load.queued_tokens * float(self.token_ms[row])
+        work += load.queued * float(self.base_ms[row])
+        left = [c for c in seen if not c.computed]
+        tokens = min(load.queued_tokens, share * load.queued_tokens + sum(c.tokens for c in left))
+        return min(work, share * work + sum(c.work_ms for c in left)), share * work, tokens
 
     def awaiting(self) -> Awaiting:
         """What was placed there and waits for stages elsewhere. Reports of workers show it, but no

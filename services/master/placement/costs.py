@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from protocol.placement import MediaNeed
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
@@ -29,7 +30,7 @@ class StageCosts:
     tokens: int  # of the item or the prompt
     new_tokens: int  # expected output
     block_size: int  # tokens to a KV block
-    hits: Floats  # tokens whose KV is there
+    hits: Floats  # tokens whose KV, or whose embeddings, are there
     queue_ms: Floats  # work before the request
     work_ms: Floats  # its encoding or prefill
     # What its decode takes of its own and the others' time, its KV's transfer included
@@ -37,6 +38,7 @@ class StageCosts:
     ready_ms: Floats  # until missing embeddings are there
     tail_tokens: int  # what remains to be computed after that at the least; 0 if nothing is missing
     session: str  # requests of one go to one worker where costs do not differ; "" for none
+    content: str = ""  # names the picture, of an encode
 
     @property
     def ttft_ms(self) -> Floats:
@@ -48,13 +50,15 @@ class StageCosts:
 
 
 def encode_costs(
-    pool: Pool, tokens: int, penalty: Floats, now_ms: float, session: str
+    pool: Pool, need: MediaNeed, held: Floats, penalty: Floats, now_ms: float, session: str
 ) -> StageCosts:
+    """`held`: tokens of the picture whose embeddings each encoder has. [rows]"""
     none, queue = pool.none, queue_ms(pool, now_ms)
-    work = pool.base_ms + tokens * pool.token_ms
+    work = pool.base_ms + need.tokens * pool.token_ms
     return StageCosts(
-        ENCODE, pool, penalty, tokens, 0, 1, none, queue, work, none, none, 0, session
-    )
+        ENCODE, pool, penalty, need.tokens, 0, 1, held, queue, work, none, none, 0, session,
+        need.mm_hash,
+    )  # fmt: skip
 
 
 def queue_ms(pool: Pool, now_ms: float) -> Floats:

@@ -112,9 +112,10 @@ class MediaPlacer:
 
     def _place(self, plan: MediaPlan, item: ItemSources) -> ItemPlacement:
         name, at = item.need.mm_hash, plan.at
-        if self._policy.sees_media and not plan.request.predicted:
-            if plan.hit_tokens >= item.end:
-                return ItemPlacement(name, "prefix")
+        known, ours = self._policy, not plan.request.predicted
+        if ours and known.sees_media and plan.hit_tokens >= item.end:
+            return ItemPlacement(name, "prefix")
+        if ours and known.keeps_media:
             # A guess counts a picture as held from its placement on, when it has yet to be encoded.
             on_its_way = item.coming and at.guessed is not None
             if item.holders >> at.slot & 1 and not on_its_way:
@@ -174,9 +175,9 @@ class MediaPlacer:
     def _encoder(self, plan: MediaPlan, item: ItemSources, *, must: bool) -> tuple[int, float]:
         """(row, its cost in ms as `CostPolicy` reckons). Without any: an error if `must`, else
         an infinite cost."""
-        pool, request = plan.fleet.pools["encode"], plan.request
-        tokens, session = item.need.tokens, request.session
-        costs = encode_costs(pool, tokens, pool.penalty, plan.now_ms, session)
+        pool, request, need = plan.fleet.pools["encode"], plan.request, item.need
+        held = pool.none if self._policy.sees_media else plan.held_by(pool, item)
+        costs = encode_costs(pool, need, held, pool.penalty, plan.now_ms, request.session)
         costs.penalty = busy(pool, ENCODE, costs.queue_ms, self._config)
         if ec_mixed(pool, plan.at.pool):
             kind = plan.at.info.ec_compatibility

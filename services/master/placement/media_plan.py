@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from protocol.placement import MediaNeed, ScheduleRequest
 from protocol.refs import fits
 from services.master.fleet.cache_index import PendingEncode
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
+from services.master.fleet.pool import Pool
+from services.master.index.holder_sets import slots_of
 from services.master.placement.reservation import Reservation
 
 _EMBEDDING_BYTES = 8192  # of one token, where a request does not say
@@ -70,6 +73,16 @@ class MediaPlan:
         """What it takes until the worker that prefills has encoded an item by itself."""
         waiting = float(self.at.pool.busy_until[self.at.row]) - self.now_ms
         return max(0.0, waiting) + self.local_ms + item.alone_ms
+
+    def held_by(self, pool: Pool, item: ItemSources) -> Floats:
+        """Tokens of an item whose embeddings each worker of a pool has: all or none. [rows]"""
+        found = pool.none
+        for slot in slots_of(item.holders):
+            at = self.fleet.by_slot[slot]
+            if at.pool is pool:
+                found = found.copy() if found is pool.none else found
+                found[at.row] = item.need.tokens
+        return found
 
     def sending_until(self, source: Instance) -> float:
         until = self.sends.get(source.slot)

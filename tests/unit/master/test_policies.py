@@ -129,6 +129,7 @@ def test_a_policy_that_is_none_is_a_configuration_error(name: str) -> None:
 def test_every_named_policy_loads() -> None:
     assert set(POLICIES) == {
         "cache_aware", "cost", "kv", "least_loaded", "random", "round_robin", "rtp",
+        "smg",
     }  # fmt: skip
     costs = costs_of([Load()] * 3)
     for name in POLICIES:
@@ -171,6 +172,19 @@ def test_rtp_leaves_out_workers_far_above_the_mean() -> None:
     assert 0 not in picks(policy("rtp", rtp_slack=9.0), costs, 40)
 
 
+def test_rtp_compares_with_means_of_whole_requests_and_ms() -> None:
+    """One request among four workers is a mean of 0, which says nothing."""
+    costs = costs_of([Load(queued=1), Load(), Load(), Load()], [160.0])
+    assert 0 in picks(policy("rtp", rtp_slack=9.0), costs, 40)
+
+
+def test_rtp_with_all_far_above_a_mean_takes_the_one_that_waits_least() -> None:
+    """Two have more than 3 times the requests, the others more than 3 times the wait."""
+    costs = costs_of([Load(queued=4), Load(queued=4), Load(), Load(), Load()])
+    costs.queue_ms[:5] = [0.1, 0.0, 3.2, 3.2, 3.2]
+    assert set(picks(policy("rtp", rtp_slack=9.0), costs, 40)) == {1}
+
+
 def test_rtp_weighs_decode_workers_by_the_kv_they_use() -> None:
     loads = [Load(free_blocks=100, total_blocks=100), Load(free_blocks=37, total_blocks=100)]
     counts = Counter(picks(policy("rtp"), costs_of(loads, stage=DECODE), 3000))
@@ -192,12 +206,51 @@ def test_cache_aware_balances_only_beyond_both_thresholds() -> None:
     assert policy("cache_aware").pick(costs_of(near, hits)) == 0
 
 
-@pytest.mark.parametrize("name", ["rtp", "cache_aware"])
-def test_encoders_chosen_at_random(name: str) -> None:
+def test_smg_takes_the_longest_match_however_short_and_of_equal_ones_the_least_loaded() -> None:
+    costs = costs_of([Load(running=3), Load(running=2), Load()], [16.0, 16.0, 0.0])
+    assert picks(policy("smg"), costs, 3) == [1, 1, 1]
+    costs.hits[0] = 32.0
+    assert picks(policy("smg"), costs, 3) == [0, 0, 0]
+    costs.hits[:3] = 0.0
+    assert picks(policy("smg"), costs, 3) == [2, 2, 2]
+
+
+def test_smg_leaves_the_longest_match_where_it_is_far_above_the_mean() -> None:
+    """30 requests where the mean is 10: 3 times as many, and 20 more."""
+    costs = costs_of([Load(running=30), Load(), Load()], [160.0, 0.0, 0.0])
+    assert set(picks(policy("smg", balance_abs=19.0, balance_rel=2.0), costs, 40)) == {1, 2}
+    assert policy("smg", balance_abs=21.0, balance_rel=2.0).pick(costs) == 0
+    assert policy("smg", balance_abs=19.0, balance_rel=3.0).pick(costs) == 0
+
+
+def test_rtp_draws_encoders() -> None:
     costs = costs_of([Load(queued=50), Load(), Load()], stage=ENCODE)
     costs.pool.allow(2, False)
-    counts = Counter(picks(policy(name), costs, 200))
+    counts = Counter(picks(policy("rtp"), costs, 200))
     assert set(counts) == {0, 1} and min(counts.values()) > 60
+
+
+@pytest.mark.parametrize("name", ["cache_aware", "smg"])
+def test_a_picture_always_goes_to_the_same_encoder(name: str) -> None:
+    costs = costs_of([Load(queued=50), Load(), Load()], stage=ENCODE)
+    chosen = {}
+    for content in map(str, range(40)):
+        costs.content = content
+        chosen[content] = policy(name).pick(costs)
+        assert policy(name).pick(costs) == chosen[content]
+    assert set(chosen.values()) == {0, 1, 2}
+    costs.pool.allow(2, False)
+    for content, row in chosen.items():
+        costs.content = content
+        assert policy(name).pick(costs) == row or row == 2, "the others stay where they are"
+
+
+def test_kv_asks_the_least_loaded_encoder_that_holds_the_picture() -> None:
+    loads = [Load(queued=1), Load(queued=9), Load(queued=8), Load()]
+    costs = costs_of(loads, [0.0, 64.0, 64.0], stage=ENCODE)
+    assert picks(policy("kv", kv_encoders="cached"), costs, 3) == [2, 2, 2]
+    costs.hits[:3] = 0.0
+    assert picks(policy("kv", kv_encoders="cached"), costs, 3) == [3, 3, 3]
 
 
 def test_rtp_counts_what_was_placed_where_no_blocks_are_told() -> None:

@@ -4,10 +4,11 @@ from collections import Counter
 
 import pytest
 
+from protocol.kv_events import EmbeddingStored
 from protocol.registry import Drain, Load, Rates
 from services.admission.ticket import Ticket
 from services.master.placement.policies.factory import POLICIES
-from tests.support.master_fleets import add, asking, master, picture, place, sources
+from tests.support.master_fleets import add, asking, hear, master, picture, place, sources
 
 
 def test_rtp_spreads_decodes_over_probed_workers() -> None:
@@ -64,3 +65,14 @@ def test_a_refusal_that_waiting_helps_goes_before_one_that_it_does_not(name: str
     made.drain(Drain("p2"), 0.0)
     place(made, asking("a"))
     assert isinstance(made.schedule(asking("b"), 0.0), Ticket)
+
+
+@pytest.mark.parametrize(("name", "states"), [("kv", {"cached"}), ("rtp", {"encode"})])
+def test_what_the_prefill_worker_holds_is_encoded_again_by_some(
+    name: str, states: set[str]
+) -> None:
+    made = master("encode", "prefill", "decode", policy=name)
+    place(made, asking("a", items=[picture("x")]))
+    hear(made, "p1", EmbeddingStored("x"))
+    found = place(made, asking("b", blocks=0, items=[picture("x")]))
+    assert {state for state, _ in sources(found)} == states

@@ -36,6 +36,20 @@ def test_a_report_of_whole_prompts_does_not_undo_what_caches_save() -> None:
     assert report(made, 150.0, 2, 0, 2000) == pytest.approx(200.0)
 
 
+def test_nor_do_tokens_to_be_computed_count_what_caches_save() -> None:
+    """Of four prompts of 1000 tokens two are known to lack 100, and each other stranger counts
+    whole."""
+    made = pool()
+    charged(made, 100.0)
+    charge = charged(made, 100.0)
+    report(made, 150.0, 4, 0, 4000)
+    assert made.queued_tokens[0] == pytest.approx(2000 + 200)
+    made.release(charge, 160.0, done=True)
+    assert made.queued_tokens[0] == pytest.approx(2000 + 100)
+    report(made, 170.0, 1, 0, 60)
+    assert made.queued_tokens[0] == pytest.approx(60), "prompts are partly computed by then"
+
+
 def test_a_report_of_less_than_was_charged_counts() -> None:
     made = pool()
     charged(made, 100.0)

@@ -19,12 +19,14 @@ class Policy(abc.ABC):
     """Chooses a worker for each stage of a request.
 
     `sees_media`: it is asked only for pictures that no cache has and no encoder is at work on.
-    Others are asked for every picture and left with the encoder's own cache. `compares`: where
-    some workers prefill or decode and others do both, it chooses among each kind, and the cheaper
-    choice is taken; with others `splits` decides beforehand.
+    Others are asked for every picture and left with the encoder's own cache; but if it
+    `keeps_media` not for one that the prefill worker holds. `compares`: where some workers prefill
+    or decode and others do both, it chooses among each kind, and the cheaper choice is taken; with
+    others `splits` decides beforehand.
     """
 
     sees_media: ClassVar[bool] = False
+    keeps_media: ClassVar[bool] = False
     compares: ClassVar[bool] = False
 
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
@@ -74,6 +76,12 @@ class Policy(abc.ABC):
             )
         return int(near[int(self.rng.random() * len(near))])
 
+    def steady(self, costs: StageCosts) -> int:
+        """The same row for the same content, as long as it has no penalty: rendezvous hashing."""
+        able = (costs.penalty == 0.0).nonzero()[0]
+        ids = costs.pool.ids
+        return max(map(int, able), key=lambda row: _affinity(costs.content, ids[row]))
+
     def draw(self, weights: Floats) -> int:
         """A row at random, in proportion to its weight; at least one is positive. [rows]"""
         total = np.cumsum(weights)
@@ -82,6 +90,6 @@ class Policy(abc.ABC):
         return row if row < len(weights) and weights[row] > 0.0 else int(weights.argmax())
 
 
-def _affinity(session: str, instance_id: str) -> bytes:
-    """Rendezvous hashing: the same worker for a session as long as it is among the choices."""
-    return blake3(f"{session}\0{instance_id}".encode()).digest()
+def _affinity(name: str, instance_id: str) -> bytes:
+    """Rendezvous hashing: the same worker for a name as long as it is among the choices."""
+    return blake3(f"{name}\0{instance_id}".encode()).digest()

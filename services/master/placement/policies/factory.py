@@ -10,7 +10,7 @@ from protocol.errors import ConfigError
 from protocol.plugins import find_class
 from services.master.config import MasterConfig
 from services.master.placement.policies.base import Policy
-from services.master.placement.policies.cache_aware import CacheAwarePolicy
+from services.master.placement.policies.cache_aware import CacheAwarePolicy, SMGPolicy
 from services.master.placement.policies.cost import CostPolicy
 from services.master.placement.policies.kv import KVPolicy
 from services.master.placement.policies.rtp import RTPPolicy
@@ -29,6 +29,7 @@ POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
         "random": RandomPolicy,
         "round_robin": RoundRobinPolicy,
         "rtp": RTPPolicy,
+        "smg": SMGPolicy,
     }
 )
 

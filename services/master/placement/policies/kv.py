@@ -7,6 +7,7 @@ disaggregated serving of Dynamo 1.4 to 1.6.
 from __future__ import annotations
 
 import random
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,8 +24,11 @@ class KVPolicy(Policy):
     Prefill blocks are those still to be computed there and the request's own, less `overlap_credit`
     for each that is cached. Where only prompts are computed, active blocks do not count. Where only
     decoding is done, the overlap does not, unless decode workers may compute short rests
-    (`kv_local_tokens`): then the cached blocks are taken off the active ones. Encoders take turns.
+    (`kv_local_tokens`): then the cached blocks are taken off the active ones. Encoders take turns,
+    or by `kv_encoders` it is the one with the fewest requests of those that hold the picture.
     """
+
+    keeps_media: ClassVar[bool] = True  # its prefill workers have a cache of embeddings
 
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
@@ -33,7 +37,9 @@ class KVPolicy(Policy):
     def scores(self, costs: StageCosts) -> Floats:
         pool, config = costs.pool, self.config
         if costs.stage == ENCODE:
-            return self._turns.scores(costs)
+            if config.kv_encoders == "turns":
+                return self._turns.scores(costs)
+            return pool.requests / (1.0 + float(pool.requests.max())) - costs.hits
         credit = config.overlap_credit * costs.hits / costs.block_size
         active = (pool.context_tokens + costs.tokens) / costs.block_size
         if costs.stage == DECODE:
@@ -43,10 +49,10 @@ class KVPolicy(Policy):
         return cost if costs.stage == PREFILL else cost + active
 
     def pick(self, costs: StageCosts) -> int:
-        if costs.stage == ENCODE:
+        if costs.stage == ENCODE and self.config.kv_encoders == "turns":
             return self._turns.pick(costs)
         scores = self.scores(costs) + costs.penalty
-        if self.config.temperature <= 0:
+        if self.config.temperature <= 0 or costs.stage == ENCODE:
             return self.least(scores, costs)
         # Scaled to their range, as in Dynamo's router: a temperature means the same under any load.
         lowest, able = least(scores), scores[np.isfinite(scores)]

@@ -53,12 +53,14 @@ class RTPPolicy(Policy):
 
 
 def _overloaded(costs: StageCosts) -> Floats:
-    """inf for workers far above the mean, unless none would be left. [rows]"""
+    """inf for workers far above the mean; if none is left, for all but that with the least wait.
+    Means are cut off to whole requests and ms, and say nothing if that leaves 0. [rows]"""
     able = costs.penalty == 0.0
-    requests, queue = costs.pool.requests, costs.queue_ms
-    above = (requests > _OVERLOADED * requests[able].mean()) | (
-        queue > _OVERLOADED * queue[able].mean()
-    )
+    above = np.zeros(len(able), np.bool_)
+    for column in (costs.pool.requests, costs.queue_ms):
+        mean = math.floor(column[able].mean())
+        if mean > 0:
+            above |= column > _OVERLOADED * mean
     if (above | ~able).all():
-        return costs.penalty
+        above[int((costs.queue_ms + costs.penalty).argmin())] = False
     return np.where(above, math.inf, 0.0)
