@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from benchmarks.simulate.bench import Bench
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import OURS, Contender
 from benchmarks.simulate.metrics import Figures, figures
@@ -14,7 +15,6 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Session
 from benchmarks.simulate.records import Objectives, Shape, Span
 from benchmarks.simulate.simulation import Simulation
-from benchmarks.simulate.study import Bench
 from protocol.registry import StageRole
 from services.mock.timing import Timing
 

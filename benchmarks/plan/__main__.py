@@ -12,9 +12,9 @@ from pathlib import Path
 from benchmarks.plan import report
 from benchmarks.plan.options import Options, parse
 from benchmarks.plan.search import NoFleet, Planner, Trial
+from benchmarks.simulate.bench import Bench
 from benchmarks.simulate.cases import case, file_case, requests
 from benchmarks.simulate.records import Objectives
-from benchmarks.simulate.study import Bench
 from benchmarks.simulate.traces import TRACES
 
 _SAMPLE = 100

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.simulate.bench import Bench
 from benchmarks.simulate.cases import requests, stage_seconds
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.records import Shape
-from benchmarks.simulate.study import Bench
 
 ROLES = ("encode", "prefill", "decode")
 _FULL = 0.75  # use of a stage's workers with which growing begins: queues are short there

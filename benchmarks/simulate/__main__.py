@@ -1,6 +1,6 @@
 """`python -m benchmarks.simulate`: placement policies side by side on simulated fleets.
 
-    python -m benchmarks.simulate [--quick] [--json FILE] [--out docs/benchmarks]
+    python -m benchmarks.simulate [--quick] [--json FILE] [--out docs/benchmarks/simulate]
     python -m benchmarks.simulate --profile h200_7b           workers of H200s, by a roofline
     python -m benchmarks.simulate --file TRACE [--file …]     Mooncake's, Azure's, BurstGPT's format
     python -m benchmarks.simulate --calibrate models/demo     measure our workers' speed anew
@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.plotting import check_plots
@@ -23,7 +24,7 @@ from benchmarks.simulate.cases import case, file_case
 from benchmarks.simulate.contenders import PEERS
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.memo import Memo
-from benchmarks.simulate.profile import CALIBRATED, Profile
+from benchmarks.simulate.profile import CALIBRATED, RATE_ERROR, Profile
 from benchmarks.simulate.study import study
 from benchmarks.simulate.study_results import Case, CaseResult
 from benchmarks.simulate.traces import TRACES
@@ -37,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.calibrate:
         print("\n".join(calibrate.run(args.calibrate, CALIBRATED, Profile.block_size)))
         return 0
-    profile = PROFILES[args.profile]()
-    start = time.process_time()
+    profile = replace(PROFILES[args.profile](), rate_error=args.rate_error)
     seeds = SEEDS[: args.seeds]
     try:
         cases = _cases(args, profile)
@@ -46,29 +46,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results: list[CaseResult] = []
-    memo = Memo(args.memo)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     for one in cases:
+        start, memo = time.process_time(), Memo(args.memo)
         results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
         minutes = (time.process_time() - start) / 60
-        text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes, memo.found)
+        text = report.markdown(
+            results[-1], profile, TUNING, seeds, args.trials, minutes, memo.found
+        )
+        print(text)
         if args.out:  # after each workload, as the next one takes minutes
-            _write(args.out, args.name, text, results)
-    print(text)
+            _write(args.out, f"{profile.name}-{one.name}", text, results[-1])
     return finish(report.rows(results), args.json)
 
 
-def _write(folder: Path, name: str, text: str, results: Sequence[CaseResult]) -> None:
-    report.plots(results, folder / f"{name}.svg")
+def _write(folder: Path, name: str, text: str, result: CaseResult) -> None:
+    report.plot(result, folder / f"{name}.svg")
     plot = f"\n![Share of requests within their objectives]({name}.svg)\n"
     (folder / f"{name}.md").write_text(text + plot)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("simulate", __doc__)
-    parser.add_argument("--out", type=Path, help="folder for the report and its plot")
-    parser.add_argument("--name", default="simulate", help="name of these two files")
+    parser.add_argument("--out", type=Path, help="folder for a page and a plot of each workload")
     parser.add_argument("--traces", default="", help=f"some of {','.join(TRACES)}; empty: all")
     parser.add_argument("--peers", default="", help=f"some of {','.join(PEERS)}; empty: all")
     parser.add_argument("--seeds", type=int, default=0, help="seeds measured, 1 to 10 (5)")
@@ -76,6 +77,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="workers of a fleet (16)")
     parser.add_argument("--memo", type=Path, help="folder of runs made before, to go on from")
     parser.add_argument("--profile", default="calibrated", choices=tuple(PROFILES))
+    said = f"share by which workers misjudge their speed at most ({RATE_ERROR:g})"
+    parser.add_argument("--rate-error", type=float, default=RATE_ERROR, help=said)
     parser.add_argument("--file", type=Path, action="append", help="a public trace, not ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)

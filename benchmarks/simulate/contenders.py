@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ from benchmarks.simulate.records import Shape
 from services.master.config import MasterConfig
 
 OURS = "cost"
-PEERS = ("kv", "rtp", "cache_aware", "least_loaded", "round_robin", "random")
+PEERS = ("kv", "rtp", "smg", "cache_aware", "least_loaded", "round_robin", "random")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -21,8 +21,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Contender:
     """A policy on a fleet, with the options it runs with; `kind` says where these come from.
 
-    `tells`: the master knows each request's objectives, and refuses what cannot keep them.
-    `elastic`: all workers are of the role any, and `shape` is how they begin.
+    `tells`: the master knows each request's objectives, or with `only_ttft` that for the first
+    token, and refuses what cannot keep them. `elastic`: all workers are of the role any, and
+    `shape` is how they begin.
     """
 
     policy: str  # name of the master's policy
@@ -32,10 +33,21 @@ class Contender:
     kind: str = ""
     tells: bool = False
     elastic: bool = False
+    only_ttft: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.policy} ({self.kind})" if self.kind else self.policy
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it is a peer with refusals of ours, which it does not have."""
+        return self.policy != OURS and self.tells and not self.only_ttft
+
+    @property
+    def group(self) -> tuple[str, bool, bool]:
+        """Of each the one that did best in tuning is measured."""
+        return self.policy, self.tells, self.elastic
 
     def config(self, seed: int) -> MasterConfig:
         fixed = DESIGN.get(self.policy, _NOTHING)
@@ -53,8 +65,11 @@ def _said(value: Any) -> str:
 LARGEST: Mapping[str, Any] = MappingProxyType({"refuse_first": "largest"})
 # Which requests a master that is told the objectives refuses first.
 REFUSALS: Sequence[Mapping[str, Any]] = (_NOTHING, LARGEST)
-# RTP-LLM reserves the prompt and up to 1000 output tokens in a decode worker.
-DESIGN: Mapping[str, Mapping[str, Any]] = MappingProxyType({"rtp": {"expected_tokens": 1000}})
+# RTP-LLM reserves the prompt and up to 1000 output tokens in a decode worker, and has a decode
+# worker's KV full at 90 %.
+DESIGN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"rtp": {"expected_tokens": 1000, "busy_kv_usage": 0.9}}
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +92,28 @@ class Range:
         return round(value) if self.whole else value
 
 
-# Queued work with which a worker gets no more, as by Dynamo's and vLLM's busy thresholds; a request
-# that no worker takes waits at the router for a while, and is refused.
-SHEDDING = Range(300.0, 10_000.0, log=True)
+@dataclass(frozen=True)
+class Word:
+    """One value beside the default."""
 
+    value: Any
+
+    def draw(self, rng: random.Random) -> Any:
+        return self.value
+
+
+Values = Range | Word
+# What every policy may refuse by where no objectives are known, as Dynamo, RTP-LLM and SGLang's
+# gateways do: work queued at a worker, requests there; and at once, or after a wait at the master.
+BLIND: Mapping[str, Values] = MappingProxyType(
+    {
+        "busy_queue_ms": Range(300.0, 10_000.0, log=True),
+        "busy_requests": Range(3.0, 64.0, log=True, whole=True),
+        "max_queue": Word(0),
+    }
+)
 # Every option that moves a choice, in a range that holds the published default.
-SPACES: Mapping[str, Mapping[str, Range]] = MappingProxyType(
+SPACES: Mapping[str, Mapping[str, Values]] = MappingProxyType(
     {
         "cost": {
             "work_weight": Range(0.1, 3.0, log=True),
@@ -90,52 +121,85 @@ SPACES: Mapping[str, Mapping[str, Range]] = MappingProxyType(
             "tie_ratio": Range(0.0, 0.1),
         },
         "kv": {
-            "busy_queue_ms": SHEDDING,
-            "busy_kv_usage": Range(0.5, 1.0, off=0.5),  # Dynamo's threshold of decode blocks
+            "busy_kv_usage": Range(0.05, 1.0),  # Dynamo's threshold of decode blocks
             "overlap_credit": Range(0.25, 4.0, log=True),
-            "temperature": Range(0.02, 1.0, log=True, off=0.5),
-            "kv_local_tokens": Range(128, 8192, log=True, off=0.2, whole=True),
+            "temperature": Range(0.02, 1.0, log=True),
+            "kv_local_tokens": Range(128, 8192, log=True, whole=True),
             "kv_local_ratio": Range(0.1, 1.0),
+            "kv_encoders": Word("cached"),
         },
         "rtp": {
-            "busy_queue_ms": SHEDDING,
             "rtp_hit_weight": Range(0.01, 1.0, log=True),
             "rtp_slack": Range(0.0, 0.5),
             "rtp_decay": Range(1e-5, 1e-2, log=True),
         },
+        "smg": {"balance_abs": Range(1.0, 128.0, log=True), "balance_rel": Range(1.0, 4.0)},
         "cache_aware": {
-            "busy_queue_ms": SHEDDING,
             "balance_abs": Range(1.0, 128.0, log=True),
             "balance_rel": Range(1.0, 4.0),
             "cache_threshold": Range(0.05, 0.9),
         },
+        "least_loaded": {},
     }
 )
+_SHARE_DRAWN = 0.5  # the others stay as published
 
 
 def trials(
     policy: str, shapes: Sequence[Shape], count: int, seed: int, *, tells: bool
 ) -> list[Contender]:
-    """`count` draws of options and fleet; of a policy without options every fleet once."""
-    space = SPACES.get(policy)
-    if space is None:
+    """`count` draws of options and fleet; of a policy without options every fleet once. A master
+    that is told objectives refuses by them, others by what `BLIND` has."""
+    if policy not in SPACES:
         return [Contender(policy, shape, tells=tells) for shape in shapes]
+    space = SPACES[policy] if tells and policy == OURS else {**SPACES[policy], **BLIND}
     rng = random.Random(seed)
     kind = "told, tuned" if tells else "tuned"
     found = []
     for _ in range(count):
         shape = rng.choice(shapes)
-        options: dict[str, Any] = {name: values.draw(rng) for name, values in space.items()}
-        if tells:
+        options = _drawn(space, rng)
+        if tells and policy == OURS:
             options |= rng.choice(REFUSALS)
-        found.append(Contender(policy, shape, options, kind, tells))
+        found.append(
+            Contender(policy, shape, options, kind, tells, only_ttft=tells and policy != OURS)
+        )
     return found
+
+
+def _drawn(space: Mapping[str, Values], rng: random.Random) -> dict[str, Any]:
+    return {name: values.draw(rng) for name, values in space.items() if rng.random() < _SHARE_DRAWN}
+
+
+def refusing(one: Contender, count: int, seed: int) -> list[Contender]:
+    """The same with what `BLIND` has, as it is under overload: all of it drawn."""
+    rng, found = random.Random(seed), [one]
+    for _ in range(count):
+        drawn = {name: values.draw(rng) for name, values in BLIND.items()}
+        found.append(refuses_by(one, drawn))
+    return found
+
+
+def refuses_by(one: Contender, options: Mapping[str, Any]) -> Contender:
+    kind = f"{one.kind}, refusing" if one.kind else "refusing"
+    return replace(one, kind=kind, options={**one.options, **options})
+
+
+def borrowing(one: Contender, shapes: Sequence[Shape]) -> list[list[Contender]]:
+    """A peer with a master that refuses by objectives as ours does, late or large requests first:
+    what is left of a difference is of the choice of workers."""
+    return [
+        [replace(one, shape=shape, kind="with our refusals", tells=True, only_ttft=False,
+                 options={**one.options, **refusal}) for shape in shapes]
+        for refusal in REFUSALS
+    ]  # fmt: skip
 
 
 def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
     """At the defaults, on every fleet; each list has one kind. Ours with and without a master that
     is told the objectives, and with workers of the role any that begin as that fleet; Dynamo's
-    router with and without its conditional disaggregation."""
+    router with and without its conditional disaggregation and its encoders' caches; RTP-LLM's with
+    and without its filter by the time to the first token."""
     found = [[Contender(policy, shape) for shape in shapes]]
     if policy == OURS:
         found.append([Contender(policy, s, _NOTHING, "any", elastic=True) for s in shapes])
@@ -144,6 +208,9 @@ def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
         found.append([Contender(policy, s, LARGEST, "told, largest, any", True, True)
                       for s in shapes])  # fmt: skip
     if policy == "kv":
-        options = {"kv_local_tokens": 2048}
+        options = {"kv_local_tokens": 2048, "kv_encoders": "cached"}
         found.append([Contender(policy, s, options, "conditional") for s in shapes])
+    if policy == "rtp":
+        found.append([Contender(policy, s, kind="told", tells=True, only_ttft=True)
+                      for s in shapes])  # fmt: skip
     return found

@@ -155,8 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=11, help="seed of the day's arrivals (11)")
     args = parser.parse_args(argv)
     length = args.length or (600.0 if args.quick else 1800.0)
-    profile = replace(calibrated(), prefill_blocks=Profile.decode_blocks)
-    plan = Plan(profile, args.workers, args.pace, length, args.seed)
+    plan = Plan(calibrated(), args.workers, args.pace, length, args.seed)
     splits = [one for one in shapes(args.workers) if not args.quick or one in _LIKELY]
     results = study(plan, splits)
     text = table(plan, results)

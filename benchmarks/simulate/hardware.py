@@ -86,7 +86,7 @@ def roofline(name: str, chip: Chip, model: Model, gpus: int = 1) -> Profile:
         name, timing, prefill_blocks=blocks, decode_blocks=blocks, step_tokens=8192,
         max_prefill_beside_decode=512, max_running=256, max_patches=16384 * PATCHES_PER_TOKEN,
         row_bytes=model.width * _BYTES, kv_bytes_per_token=model.kv_bytes,
-        encoder_bytes=8 << 30, prefill_media_bytes=1 << 30,
+        encoder_bytes=8 << 30, prefill_media_bytes=8 << 30,
     )  # fmt: skip
 
 

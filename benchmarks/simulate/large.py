@@ -13,16 +13,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.common.rows import Row, arguments, at_least, finish
+from benchmarks.simulate.bench import Bench, best_of
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import OURS, PEERS, Contender
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.metrics import Outcome
-from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.profile import RATE_ERROR, Profile
 from benchmarks.simulate.records import Shape
-from benchmarks.simulate.study import Bench, best_of
 from benchmarks.simulate.traces import TRACES
 
 _SMALL = 10  # workers of the fleet that is searched
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", default="multi_turn", choices=tuple(TRACES))
     parser.add_argument("--workers", type=int, default=1250, help="workers of the fleet (1250)")
     parser.add_argument("--load", type=float, default=0.8, help="share of what it sustains (0.8)")
-    parser.add_argument("--policies", default="cost,least_loaded,kv,cache_aware,rtp")
+    parser.add_argument("--policies", default="cost,least_loaded,kv,cache_aware,smg,rtp")
     parser.add_argument("--profile", default="calibrated", choices=tuple(PROFILES))
     args = parser.parse_args(argv)
     policies = args.policies.split(",")
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--policies: cost first, then one or more others")
     if args.quick:
         args.workers, policies = 40, policies[:2]
-    profile = PROFILES[args.profile]()
+    profile = replace(PROFILES[args.profile](), rate_error=RATE_ERROR)
     lines = study(args.trace, profile, args.workers, args.load, policies)
     print(table(lines))
     return finish(rows(args.trace, lines), args.json)

@@ -16,7 +16,9 @@ from benchmarks.simulate.metrics import Outcome
 # What a run's outcome depends on, beside its arguments.
 _CODE = ("benchmarks/simulate", "protocol", "services/admission", "services/engine/scheduling",
          "services/engine/transfers", "services/master", "services/mock")  # fmt: skip
-_SHOWS = "benchmarks/simulate/report.py"  # and on this it does not
+# and on these it does not
+_SHOWS = ("benchmarks/simulate/__main__.py", "benchmarks/simulate/report.py",
+          "benchmarks/simulate/study.py", "benchmarks/simulate/study_results.py")  # fmt: skip
 # And on these only where workers change their roles.
 _MOVES = ("services/master/fleet/role_mover.py", "services/master/fleet/wanted_workers.py")
 
@@ -52,9 +54,9 @@ class Memo:
         """Of runs in which no worker changes its role, and of the others."""
         root = Path(benchmarks.simulate.__path__[0]).parents[1]
         digest, moving = hashlib.sha256(), hashlib.sha256()
-        apart = {root / path for path in _MOVES}
+        apart, shows = {root / path for path in _MOVES}, {root / path for path in _SHOWS}
         for folder in _CODE:
             for path in sorted((root / folder).rglob("*.py")):
-                if path != root / _SHOWS:
+                if path not in shows:
                     (moving if path in apart else digest).update(path.read_bytes())
         return digest.hexdigest(), f"{digest.hexdigest()} {moving.hexdigest()}"

@@ -12,6 +12,9 @@ from benchmarks.simulate.prompts import PATCHES_PER_TOKEN
 from services.mock.timing import Timing
 
 CALIBRATED = Path(__file__).with_name("calibrated.json")
+RATE_ERROR = 0.2
+"""By which share what workers say of their speed is wrong at most, in comparisons of policies: some
+reckon with it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Profile:
     name: str  # by which reports call it
     timing: Timing  # what steps of the engines take
     block_size: int = 128  # of KV
-    prefill_blocks: int = 1024  # in a prefill worker's pool
+    prefill_blocks: int = 2048  # in a prefill worker's pool
     decode_blocks: int = 2048  # in a decode worker's pool
     step_tokens: int = 2048  # computed in a step at most
     max_prefill_beside_decode: int = 512  # prompt tokens in a step that decodes too
@@ -30,11 +33,12 @@ class Profile:
     row_bytes: int = 4096  # of one embedding
     kv_bytes_per_token: int = 4096  # of KV
     encoder_bytes: int = 256 << 20  # of embeddings that an encoder keeps
-    prefill_media_bytes: int = 64 << 20  # of embeddings that a prefill worker keeps
+    prefill_media_bytes: int = 256 << 20  # of embeddings that a prefill worker keeps
     message_s: float = 0.001  # one way between two processes
     event_s: float = 0.005  # from a change in a cache to the master
     heartbeat_s: float = 1.0  # between reports of a worker
     jitter: float = 0.1  # durations vary by up to this share
+    rate_error: float = 0.0  # by which share each worker's rates are wrong at most, all the time
     # Of the workers of each role in turn, as shares of `timing`'s: of a mixed fleet
     speeds: tuple[float, ...] = (1.0,)
     facts: dict[str, Any] = field(default_factory=dict)  # how a calibrated one was measured

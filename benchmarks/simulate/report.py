@@ -13,76 +13,55 @@ import numpy as np
 from benchmarks.common.plotting import save
 from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
+from benchmarks.simulate.bench import GOOD
 from benchmarks.simulate.cases import BARS
-from benchmarks.simulate.metrics import Outcome
+from benchmarks.simulate.contenders import OURS
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.records import TPOT_TIMES, TTFT_TIMES
-from benchmarks.simulate.study import GOOD, LOADS
-from benchmarks.simulate.study_results import CaseResult, ContenderResult, half_interval
+from benchmarks.simulate.study import LOADS
+from benchmarks.simulate.study_results import CaseResult, ContenderResult, Curve, half_interval
 
 _LIFETIMES = 10.0
 OVERLOAD_BAR = 1.3
 _INTRODUCTION = """\
-# The master's policy beside peers', simulated
+# {case}: the master's policy beside peers', simulated
 
-Written by `python -m benchmarks.simulate`. Sessions arrive in an open loop, a turn only after the
-answer that it quotes, and after a warm-up at least ten median request lifetimes are measured while
-requests go on arriving. The master is the real one and workers run the real engine's scheduling
-core, on virtual time: only the time of a step, of a message and of a copy come from a model. Every
-policy has the same workers, tells the same loads (each {heartbeat:g} s), hears of the same caches
-(after {event:g} ms) and may divide the fleet among the stages as suits it; all are tuned by
-{trials} random trials on seed {tuning} and measured on {seeds} others.
-
-**Sustained goodput** is the highest offered load at which {good:.0%} of requests are within both
-objectives: first token within {ttft:g}× what it takes on an idle fleet with empty caches (that of
-the mean request if the request's own is less), time per output token within {tpot:g}×. ± is half of
-the 95 % confidence interval over seeds. Seeds differ more than policies do, so the interval of a
-ratio is of pairs, both on one seed. The other columns are of one run at a common load, that
-which the best peer sustains; E, P and D are the shares of the time that these workers computed.
-
-Peers, from their sources: `kv` is Dynamo's KV router (1.4 to 1.6), with its prefill router, which
-does not count active blocks, and its conditional disaggregation, by which a decode worker computes
-short rests of a prompt; `rtp` is RTP-LLM's, `cache_aware` SGLang's gateway's and vLLM's router's.
-Peers get our content keys over text and pictures, our index and our overlap of stages, which is
-more than they have; they choose encoders as published (`kv`, `round_robin` in turn, others at
-random). Under overload the peer may refuse by the queue that suits it best at that load.
-`cost` is ours; "told" is with a master that knows a request's objectives and refuses what cannot
-keep them, which peers have no notion of, "largest" the largest ones first. "any": every worker may
-serve any role, as no peer's can; the fleet is how they begin, and the master moves them.
+Written by `python -m benchmarks.simulate`; [simulate.md](../simulate.md) says how it is measured,
+who the peers are and what the words mean. {workers} workers, {profile}; each tells its load every
+{heartbeat:g} s and is wrong about its speed by up to {error:.0%}, what its cache has gained or lost
+is known after {event:g} ms. Each policy was tuned by {trials} random trials on seed {tuning}; of
+each kind the line that did best there was measured on {seeds} other seeds.
 """
 
 
 def markdown(
-    results: Sequence[CaseResult], profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
+    result: CaseResult, profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
     minutes: float, kept: int = 0,
 ) -> str:  # fmt: skip
-    """`kept`: how many of the runs were made by processes before, which `minutes` do not count."""
-    parts = [
-        _INTRODUCTION.format(
-            heartbeat=profile.heartbeat_s, event=profile.event_s * 1e3, good=GOOD, tuning=tuning,
-            seeds=len(seeds), trials=trials, ttft=TTFT_TIMES, tpot=TPOT_TIMES,
-        ),
-        table(rows(results), "## What must hold"),
-    ]  # fmt: skip
-    parts += [_section(result) for result in results]
-    parts.append(_timing(profile))
-    runs = sum(result.runs for result in results)
-    parts.append(
-        f"{time.strftime('%Y-%m-%d')}: {runs} runs, {minutes:.0f} minutes of processor time"
+    """Of one workload. `kept`: how many of the runs were made by processes before, which `minutes`
+    do not count."""
+    introduction = _INTRODUCTION.format(
+        case=result.case.name, workers=result.case.shapes[0].total, profile=profile.name,
+        heartbeat=profile.heartbeat_s, error=profile.rate_error, event=profile.event_s * 1e3,
+        tuning=tuning, seeds=len(seeds), trials=trials,
+    )  # fmt: skip
+    made = (
+        f"{time.strftime('%Y-%m-%d')}: {result.runs} runs, {minutes:.0f} minutes of processor time"
         f"{f' for all but {kept} that were made before' if kept else ''}; python "
         f"{platform.python_version()}, numpy {np.__version__}."
     )
-    return "\n".join(parts) + "\n"
+    held = table(rows([result]), "## What must hold")
+    parts = [introduction, held, _section(result), _timing(profile), made]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _section(result: CaseResult) -> str:
     lines = sorted(result.lines, key=lambda line: -line.goodput)
     lifetimes = min(line.common.lifetimes for line in lines)
     text = [
-        f"\n## {result.case.name}\n",
-        f"{result.case.shapes[0].total} workers; common load {result.pace:.3g} requests/s, "
-        f"measured for at least {lifetimes:.0f} lifetimes. Ours to the best peer: "
-        f"{_ratio(result, told=True)} told of the objectives, {_ratio(result, told=False)} not.\n",
+        "## The policies\n",
+        f"Common load {result.pace:.3g} requests/s, measured for at least {lifetimes:.0f} "
+        f"lifetimes. Ours to the best peer: {_ratio(result, told=True)} told of the objectives, "
+        f"{_ratio(result, told=False)} not.\n",
         "| policy | fleet | sustained goodput, requests/s | in both objectives "
         "| TTFT p50 / p99, ms | TPOT p50 / p99, ms | KV hits | EC hits | E / P / D busy |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -91,7 +70,7 @@ def _section(result: CaseResult) -> str:
         "of the common load:\n",
         f"| policy | {' | '.join(f'{load:g}' for load in LOADS)} |",
         f"|---|{'---|' * len(LOADS)}",
-        *(_curve(name, points) for name, points in result.curves.items()),
+        *map(_curve, result.curves),
     ]
     return "\n".join(text)
 
@@ -106,7 +85,7 @@ def pair_interval(result: CaseResult, *, told: bool) -> tuple[float, float]:
     ours = result.ours(told=told)
     if ours is None:
         return math.nan, math.nan
-    pairs = np.log(ours.sustained) - np.log(result.best_peer.sustained)
+    pairs = np.log(ours.sustained) - np.log(result.best_peer(told=told).sustained)
     mean, half = float(np.mean(pairs)), half_interval(pairs.tolist())
     return math.exp(mean - half), math.exp(mean + half)
 
@@ -129,24 +108,26 @@ def _line(line: ContenderResult) -> str:
     )
 
 
-def _curve(name: str, points: Sequence[Sequence[Outcome]]) -> str:
+def _curve(curve: Curve) -> str:
     cells = []
-    for runs in points:
+    for runs in curve.points:
         shares = [run.attained for run in runs]
         error = half_interval(shares)
         said = f" ± {error:.0%}" if error else ""
         goodput = float(np.mean([run.goodput for run in runs]))
         cells.append(f"{np.mean(shares):.0%}{said} ({goodput:.3g})")
-    return f"| {name} | {' | '.join(cells)} |"
+    return f"| {curve.contender.name} | {' | '.join(cells)} |"
 
 
 def overload(result: CaseResult) -> tuple[float, float, str]:
     """Goodput at the highest of `LOADS`, in requests/s: ours, the peer's, and its name."""
-    last = {
-        n: float(np.mean([r.goodput for r in points[-1]])) for n, points in result.curves.items()
-    }
-    peer = result.best_peer.contender.name
-    return max(value for name, value in last.items() if name != peer), last[peer], peer
+    last = [
+        (float(np.mean([run.goodput for run in curve.points[-1]])), curve.contender)
+        for curve in result.curves
+    ]
+    ours = max(goodput for goodput, one in last if one.policy == OURS)
+    theirs, peer = max((x for x in last if x[1].policy != OURS), key=lambda x: x[0])
+    return ours, theirs, peer.name
 
 
 def rows(results: Sequence[CaseResult]) -> list[Row]:
@@ -154,9 +135,9 @@ def rows(results: Sequence[CaseResult]) -> list[Row]:
     one that does not, and goodput at twice what that peer sustains."""
     found: list[Row] = []
     for result in results:
-        name, peer = result.case.name, result.best_peer
+        name = result.case.name
         for told in (True, False):
-            ours = result.ours(told=told)
+            ours, peer = result.ours(told=told), result.best_peer(told=told)
             if ours is not None:
                 said = f"sustained goodput, {name}, {'told' if told else 'not told'} "
                 said += f"(ours: {ours.contender.name}; peer: {peer.contender.name})"
@@ -173,8 +154,26 @@ def rows(results: Sequence[CaseResult]) -> list[Row]:
     return found
 
 
+def plot(result: CaseResult, path: Path) -> None:
+    """The share within the objectives against the offered load."""
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.0, 3.6), layout="constrained")
+    for curve in result.curves:
+        offered = [float(np.mean([run.offered for run in runs])) for runs in curve.points]
+        shares = [[run.attained for run in runs] for runs in curve.points]
+        means, errors = zip(*((float(np.mean(v)), half_interval(v)) for v in shares), strict=True)
+        axis.errorbar(offered, means, errors, label=curve.contender.name, capsize=2)
+    axis.axhline(GOOD, color="black", linewidth=0.6)
+    axis.set(ylim=(0.0, 1.02), xlabel="offered, requests/s", ylabel="within both objectives")
+    axis.set_title(result.case.name, fontsize=9)
+    axis.legend(fontsize=7)
+    save(figure, path)
+
+
 def _timing(profile: Profile) -> str:
-    lines = [f"\n## Timing: {profile.name}\n"]
+    """What the simulated workers take, and where that is from."""
+    lines = [f"## Timing: {profile.name}\n"]
     if profile.facts:
         facts = profile.facts
         lines.append(
@@ -195,31 +194,3 @@ def _timing(profile: Profile) -> str:
     lines.append("\n| ms | |\n|---|---|")
     lines += [f"| {name} | {getattr(profile.timing, name):.5g} |" for name in names]
     return "\n".join(lines) + "\n"
-
-
-def plots(results: Sequence[CaseResult], path: Path) -> None:
-    """For every workload the share within the objectives against the offered load."""
-    from matplotlib import pyplot
-
-    columns = min(4, len(results))
-    height = -(-len(results) // columns)
-    figure, axes = pyplot.subplots(
-        height, columns, figsize=(3.6 * columns, 2.8 * height), layout="constrained", squeeze=False
-    )
-    for axis, result in zip(axes.flat, results, strict=False):
-        for name, points in result.curves.items():
-            offered = [float(np.mean([run.offered for run in runs])) for runs in points]
-            shares = [[run.attained for run in runs] for runs in points]
-            errors = [half_interval(values) for values in shares]
-            axis.errorbar(
-                offered, [float(np.mean(v)) for v in shares], errors, label=name, capsize=2
-            )
-        axis.axhline(GOOD, color="black", linewidth=0.6)
-        axis.set_title(result.case.name, fontsize=9)
-        axis.set_ylim(0.0, 1.02)
-        axis.legend(fontsize=6)
-    for axis in axes.flat[len(results) :]:
-        axis.remove()
-    figure.supxlabel("offered, requests/s", fontsize=8)
-    figure.supylabel("within both objectives", fontsize=8)
-    save(figure, path)

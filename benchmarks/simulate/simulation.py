@@ -44,7 +44,8 @@ class Simulation:
     config: MasterConfig  # the master's, with its policy
     aims: Objectives  # of requests
     seed: int = 0  # of the master's and the workers' chance
-    tells: bool = False  # whether the master is told a request's objectives, as ours can be
+    tells: bool = False  # whether the master is told a request's objectives
+    only_ttft: bool = False  # that for the first token alone
     elastic: bool = False  # whether all workers are of the role any; `shape` is how they begin
     records: list[Record] = field(default_factory=list)  # of every request that has arrived
     # From when to when requests arrived that count, in virtual seconds.
@@ -101,7 +102,8 @@ class Simulation:
         request = record.request
         wanted = schedule_request(request, self.profile.row_bytes, MOST_TOKENS)
         if self.tells:
-            wanted.ttft_slo_s, wanted.tpot_slo_s = record.aims
+            wanted.ttft_slo_s, tpot_slo_s = record.aims
+            wanted.tpot_slo_s = 0.0 if self.only_ttft else tpot_slo_s
         try:
             placed = self.service.master.schedule(wanted, self.clock.now)
         except TriptychError as error:

@@ -18,16 +18,16 @@ from functools import partial
 import numpy as np
 
 from benchmarks.common.rows import Row, arguments, at_least, finish
+from benchmarks.simulate.bench import Bench, best_of
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import OURS, Contender
 from benchmarks.simulate.hardware import PROFILES
-from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.study import Bench, best_of
+from benchmarks.simulate.profile import RATE_ERROR, Profile
 from benchmarks.simulate.traces import TRACES
 
 LAGS = ((0.2, 0.005), (1.0, 0.005), (5.0, 0.005), (1.0, 1.0), (1.0, 5.0), (5.0, 5.0))
 """Seconds between a worker's reports, and from a change in a cache to the master."""
-_PEERS = ("least_loaded", "kv", "cache_aware", "rtp")
+_PEERS = ("least_loaded", "kv", "cache_aware", "smg", "rtp")
 _TUNING, _SEEDS = 1, range(11, 21)
 
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--traces: no such trace: {', '.join(sorted(unknown))}")
     if args.quick:
         names, args.workers, args.seeds = names[:1], 4, 1
-    profile, found = PROFILES[args.profile](), []
+    profile, found = replace(PROFILES[args.profile](), rate_error=RATE_ERROR), []
     for name in names:
         lines = study(name, profile, args.workers, _SEEDS[: args.seeds])
         print(table(name, lines))

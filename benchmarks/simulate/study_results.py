@@ -56,15 +56,23 @@ class ContenderResult:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Runs of a contender at each of `LOADS`, over seeds."""
+
+    contender: Contender
+    points: list[list[Outcome]]
+
+
+@dataclass(frozen=True)
 class CaseResult:
     """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
-    `curves` are runs at `LOADS` of it, over seeds, by contender: the best of ours that is not told
-    the objectives, of ours that is, and of the peers."""
+    `curves` are at shares of it: the best of ours that is not told the objectives, of ours that is,
+    of the peers, and of the peers that refuse under overload."""
 
     case: Case
     lines: tuple[ContenderResult, ...]
     pace: float
-    curves: dict[str, list[list[Outcome]]]
+    curves: list[Curve]
     runs: int
 
     def ours(self, *, told: bool) -> ContenderResult | None:
@@ -72,13 +80,18 @@ class CaseResult:
         lines = [x for x in self.lines if x.contender.policy == OURS and x.contender.tells == told]
         return best_result(lines) if lines else None
 
-    @property
-    def best_peer(self) -> ContenderResult:
-        return best_result(line for line in self.lines if line.contender.policy != OURS)
+    def best_peer(self, *, told: bool) -> ContenderResult:
+        """`told`: of all, else of those that know no objectives."""
+        peers = (line for line in self.lines if is_peer(line.contender))
+        return best_result(line for line in peers if told or not line.contender.tells)
 
     def ratio(self, *, told: bool) -> float:
         ours = self.ours(told=told)
-        return ours.goodput / self.best_peer.goodput if ours else math.nan
+        return ours.goodput / self.best_peer(told=told).goodput if ours else math.nan
+
+
+def is_peer(one: Contender) -> bool:
+    return one.policy != OURS and not one.borrows
 
 
 def best_result(lines: Iterable[ContenderResult]) -> ContenderResult:

@@ -6,6 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec.structs import astuple
+
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest, short_keys
@@ -13,7 +16,7 @@ from benchmarks.simulate.records import Shape
 from protocol.keys import BlockKeyChain
 from protocol.kv_events import BlockStored
 from protocol.placement import MediaNeed, ScheduleRequest
-from protocol.registry import InstanceRole, Load, StageRole
+from protocol.registry import InstanceRole, Load, Rates, StageRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
 from services.engine.reports import load_of
 from services.membership.events import MEDIUM, CacheLog
@@ -85,6 +88,7 @@ class Worker:
             make_keys=lambda source: _KnownKeys(requests[source.request_id]),
             log=_ShortLog(profile.block_size),
         )  # fmt: skip
+        self._rates = _misjudged(self.engine.meter.rates(), profile.rate_error, seed)
         self.held: list[float] = []
         self.worked: list[float] = []
         self._count = 0
@@ -107,7 +111,7 @@ class Worker:
 
     def load(self) -> Load:
         """As a worker reports it."""
-        return load_of(self.engine)
+        return msgspec.structs.replace(load_of(self.engine), rates=self._rates)
 
     def endpoint(self, request: TraceRequest) -> dict[str, object]:
         """Where to ask for KV of a request that is still computed here."""
@@ -124,6 +128,12 @@ class Worker:
             _spread(self.held, self._since, self.clock.now, self._count)
         self._since = self.clock.now
         self._count += change
+
+
+def _misjudged(rates: Rates, error: float, seed: int) -> Rates:
+    """Each of them wrong by a share of its own, `error` at most."""
+    rng = random.Random(seed)
+    return Rates(*(rate * (1.0 + rng.uniform(-error, error)) for rate in astuple(rates)))
 
 
 def _settings(name: str, profile: Profile) -> EngineSettings:

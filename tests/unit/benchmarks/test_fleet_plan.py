@@ -17,12 +17,12 @@ from benchmarks.plan.measured import fleet_profile, profile_of
 from benchmarks.plan.options import named, parse
 from benchmarks.plan.report import deployment
 from benchmarks.plan.search import NoFleet, Planner, Trial, within
+from benchmarks.simulate.bench import Bench
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Shape
-from benchmarks.simulate.study import Bench
 from protocol.fleet_key import HEADER, FleetKey
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Rates, WorkerView
 
@@ -277,7 +277,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Short runs: what is planned is of no interest."""
 
     def shorten() -> None:
-        monkeypatch.setattr("benchmarks.simulate.study._LEAST_REQUESTS", 40)
+        monkeypatch.setattr("benchmarks.simulate.bench._LEAST_REQUESTS", 40)
 
     return shorten
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulate import cases, large, stale
+from benchmarks.simulate.bench import Bench
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Shape, Span
-from benchmarks.simulate.study import Bench
 from benchmarks.simulate.study_results import Case
 from tests.unit.benchmarks.test_simulate_study import OUTCOME
 
@@ -58,5 +58,5 @@ def test_lags_reach_the_simulated_master(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Bench, "sustained", sustained)
     monkeypatch.setattr(stale, "case", case)
     lines = stale.study("chat", calibrated(), 2, (11,))
-    assert len(lines) == 6 and all(line.goodput[0] > 1.0 for line in lines)
+    assert len(lines) == 7 and all(line.goodput[0] > 1.0 for line in lines)
     assert set(seen) == {*stale.LAGS, (1.0, 0.005)}

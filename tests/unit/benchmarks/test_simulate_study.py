@@ -10,17 +10,35 @@ import pytest
 
 from benchmarks.simulate import report
 from benchmarks.simulate.__main__ import main
+from benchmarks.simulate.bench import Bench, best_fleet, best_of
 from benchmarks.simulate.calibrate import fit
 from benchmarks.simulate.cases import case, file_case, requests
-from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, published, trials
+from benchmarks.simulate.contenders import (
+    BLIND,
+    OURS,
+    PEERS,
+    SPACES,
+    Contender,
+    Range,
+    borrowing,
+    published,
+    refusing,
+    trials,
+)
 from benchmarks.simulate.hardware import H200, PROFILES, QWEN_7B, roofline
 from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study import LOADS, Bench, best_fleet, best_of, entries
-from benchmarks.simulate.study_results import Case, CaseResult, ContenderResult, half_interval
+from benchmarks.simulate.study import LOADS, entries
+from benchmarks.simulate.study_results import (
+    Case,
+    CaseResult,
+    ContenderResult,
+    Curve,
+    half_interval,
+)
 from services.master.placement.policies.factory import load_policy
 
 ONE = Shape(1, 1, 1)
@@ -61,7 +79,7 @@ def test_the_best_fleet_and_the_best_options_are_found() -> None:
     assert best.shape == shapes[1] and load == pytest.approx(14.3, rel=0.05)
     drawn = trials("kv", shapes[:1], 20, 1, tells=False)
     found, _ = best_of(bench, drawn, 1, 5.0)
-    most = max(one.options["overlap_credit"] for one in drawn)
+    most = max(one.options.get("overlap_credit", 0.0) for one in drawn)
     assert found.options["overlap_credit"] == pytest.approx(most, rel=0.1)
     assert bench.runs < 200
 
@@ -111,7 +129,7 @@ def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
     shapes = Shape(0, 1, 2), Shape(0, 2, 1)
     made = known(*shapes)
     found = entries(Split(made.case, made.profile), OURS, 1, 5.0, 12)
-    assert next(one.shape for one in found if one.kind == "any") == shapes[0]
+    assert next(one.shape for one, _ in found if one.kind == "any") == shapes[0]
     assert tried["any"] == {*shapes} and tried["tuned"] == tried["told, tuned"] == {shapes[1]}
 
 
@@ -123,7 +141,18 @@ def test_a_fleet_that_was_not_guessed_is_found() -> None:
     moves = [replace(one, elastic=True) for one in guessed]
     assert best_fleet(known(), moves, 1, 5.0)[0].shape == Shape(0, 2, 5)
     tuned = entries(known(Shape(0, 2, 5)), "rtp", 1, 5.0, 4)
-    assert {one.shape for one in tuned} == {Shape(0, 6, 1)}
+    assert {one.shape for one, _ in tuned} == {Shape(0, 6, 1)}
+
+
+def test_of_each_group_the_line_that_tuning_found_best_is_left() -> None:
+    found = entries(known(), "kv", 1, 5.0, 30)
+    ((best, load),) = found
+    assert best.kind == "tuned" and load > 10.0 + 1.0 + 2.0
+    groups = [one.group for one, _ in entries(known(), OURS, 1, 5.0, 5)]
+    assert len(groups) == len(set(groups)) == 4, "told or not, of the role any or not"
+    assert [(x.tells, x.only_ttft) for x, _ in entries(known(), "rtp", 1, 5.0, 5)] == [
+        (False, False), (True, True),
+    ]  # fmt: skip
 
 
 def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
@@ -173,7 +202,7 @@ def test_workers_of_the_role_any_have_one_figure_of_how_busy_they_were() -> None
     found = result(9.0, 10.0)
     line = replace(found.lines[0], contender=Contender(OURS, ONE, kind="any", elastic=True))
     found = replace(found, lines=(line, *found.lines[1:]))
-    text = report.markdown([found], calibrated(), 1, [11], 40, 1.0)
+    text = report.markdown(found, calibrated(), 1, [11], 40, 1.0)
     assert "| 90% of all |" in next(x for x in text.splitlines() if x.startswith("| cost (any)"))
 
 
@@ -190,7 +219,29 @@ def test_defaults_lie_within_what_is_searched(policy: str) -> None:
     config = Contender(policy, ONE).config(1)
     for name, values in SPACES[policy].items():
         default = getattr(config, name)
-        assert values.low <= default <= values.high or (values.off and default == 0), name
+        if isinstance(values, Range):
+            # 0 is no such limit; `kv_local_tokens` and the temperature are 0 as published.
+            assert values.low <= default <= values.high or default == 0, name
+        else:
+            assert values.value != default, name
+
+
+def test_half_of_what_may_be_drawn_stays_as_published() -> None:
+    drawn = trials("kv", [ONE], 400, 1, tells=False)
+    for name in (*SPACES["kv"], *BLIND):
+        assert sum(name in one.options for one in drawn) == pytest.approx(200, abs=40), name
+
+
+def test_peers_refuse_by_what_they_know_and_ours_by_objectives() -> None:
+    one = Contender("kv", ONE, {"overlap_credit": 2.0}, "tuned")
+    first, *others = refusing(one, 3, 1)
+    assert first == one and {x.kind for x in others} == {"tuned, refusing"}
+    assert all(x.options.keys() == {"overlap_credit", *BLIND} for x in others)
+    late, largest = (kind[0] for kind in borrowing(one, [ONE]))
+    assert late.borrows and largest.options["refuse_first"] == "largest"
+    told = trials(OURS, [ONE], 50, 1, tells=True)
+    assert not any(BLIND.keys() & x.options.keys() for x in told)
+    assert not any(x.borrows for x in (one, *told, *trials("rtp", [ONE], 9, 1, tells=True)))
 
 
 def test_intervals_are_students() -> None:
@@ -293,7 +344,8 @@ def result(ours: float, peer: float) -> CaseResult:
         ContenderResult(Contender("kv", ONE), (peer, peer), OUTCOME),
     ]
     good = {"cost": 13.5, "cost (told)": 14.0, "kv": 10.0}
-    curves = {n: [[replace(OUTCOME, goodput=g)] for _ in LOADS] for n, g in good.items()}
+    outcomes = {name: replace(OUTCOME, goodput=goodput) for name, goodput in good.items()}
+    curves = [Curve(x.contender, [[outcomes[x.contender.name]] for _ in LOADS]) for x in lines]
     return CaseResult(replace(made, name="pictures"), tuple(lines), peer, curves, 3)
 
 
@@ -321,7 +373,7 @@ def test_a_ratio_that_is_the_same_on_every_seed_is_certain() -> None:
 
 
 def test_a_lost_trace_stays_in_the_table() -> None:
-    text = report.markdown([result(9.0, 10.0)], calibrated(), 1, [11, 12], 40, 1.0)
+    text = report.markdown(result(9.0, 10.0), calibrated(), 1, [11, 12], 40, 1.0)
     rows: list[Any] = [x for x in text.splitlines() if x.startswith("| sustained goodput, pic")]
     assert len(rows) == 2 and all("MISSED" in row for row in rows)
     assert "| – / 80% / 90% |" in text
