@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.engine.scheduling.chunks import Chunk, work_of
 from services.mock.timing import Noise, Timing
@@ -64,7 +66,7 @@ class Batch:
     def cut(self, now: float) -> None:
         """End with the step that is under way."""
         self.steps = min(self.steps, self.pace.reached(now - self.start))
-        self.chunks = [replace(chunk, steps=self.steps) for chunk in self.chunks]
+        self.chunks = [structs.replace(chunk, steps=self.steps) for chunk in self.chunks]
 
 
 def patches_of(grid: Sequence[int], tokens: int) -> int:

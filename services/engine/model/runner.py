@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
 from connectors.base import EC_TENSOR
@@ -119,7 +120,8 @@ class Runner:
             )
             inputs = self._inputs(step, media)
             if adapters:
-                inputs = replace(inputs, adapters=_groups(adapters, step, len(tokens.owner)))
+                groups = _groups(adapters, step, len(tokens.owner))
+                inputs = dataclasses.replace(inputs, adapters=groups)
             logits = self._model.forward(inputs, batch)
         score_prompts(logits[len(rows) :], chunks)
         if not samplers:
@@ -132,7 +134,8 @@ class Runner:
             return chunks
         drafts = self._drafter.draft(chunks)
         return [
-            replace(chunk, draft=tuple(draft)) for chunk, draft in zip(chunks, drafts, strict=True)
+            structs.replace(chunk, draft=tuple(draft))
+            for chunk, draft in zip(chunks, drafts, strict=True)
         ]
 
     def _arrays(

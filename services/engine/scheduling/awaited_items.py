@@ -63,6 +63,8 @@ def chunk_size(
     end = min(known, start + budget)
     if limits.whole_prompts and end < known:
         return 0
+    if not request.mm_items:
+        return end - start
     for item in request.items_in(start, end):
         if not embeddings.ready(item):
             end = max(start, item.offset)

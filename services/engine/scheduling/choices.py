@@ -4,7 +4,8 @@ what each puts out, and where its answer ends."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from connectors.kv.base import KVArrival
 from protocol.errors import TriptychError, error_info
@@ -43,7 +44,7 @@ class SiblingChoices:
         # Choices that go on from different tokens have different logits: each computes its own.
         if request.num_output or not chunk.samplers:
             return chunk
-        return replace(chunk, samplers=(request, *siblings))
+        return structs.replace(chunk, samplers=(request, *siblings))
 
     def adopted(self, request: Request, arrival: KVArrival) -> list[Sampled]:
         """The tokens that came with a request's KV, as if they were sampled here.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from services.engine.scheduling.request import Request
 
 _SLACK = 1.25  # contexts grow by a token a step
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+# A struct, not a dataclass: each request of each step makes one or two, and 256 of them would take
+# a millisecond more.
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens start … start + count − 1 of a request, and the choices that sample after them.
 
     A draft is computed in the same step, so that as many tokens as were guessed rightly are gained

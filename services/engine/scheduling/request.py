@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from protocol.keys import BlockKeyChain
@@ -67,7 +68,8 @@ class Times:
 # By identity: queues and traces look a request up, and must not compare its tokens.
 @dataclass(eq=False)
 class Request:
-    """One choice of a request: what it is computed from, and how far it has come."""
+    """One choice of a request: what it is computed from, and how far it has come. What follows from
+    `source`, which does not change, is looked up once, as each token of each step asks for it."""
 
     source: GenerateRequest  # as the client, or a proxy, sent it
     index: int  # number of the choice
@@ -108,19 +110,19 @@ class Request:
     def adapter_name(self) -> str | None:
         return self.adapter.name if self.adapter is not None else None
 
-    @property
+    @cached_property
     def key(self) -> RequestKey:
         return self.source.request_id, self.index
 
-    @property
+    @cached_property
     def sampling(self) -> SamplingParams:
         return self.source.sampling
 
-    @property
+    @cached_property
     def mm_items(self) -> list[MMItem]:
         return self.source.mm_items
 
-    @property
+    @cached_property
     def num_prompt(self) -> int:
         return len(self.source.token_ids)
 
@@ -155,7 +157,7 @@ class Request:
         """Tokens without KV. While one is left, the last that was put out, the request decodes."""
         return len(self.tokens) - self.num_computed
 
-    @property
+    @cached_property
     def hands_over(self) -> bool:
         """True if another worker decodes: one token here, then the KV waits to be fetched."""
         return wants_remote_decode(self.source.kv_transfer_params)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from connectors.base import Tensors
 from connectors.kv.base import Fence
 from connectors.meter import TransferStats
@@ -31,8 +33,7 @@ class NotFinite(InternalError):
     again, embeddings are not stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """The tokens one choice gained in a step, one for each step that its chunk stands for, and
     those of `drafted` guessed ones that were right; with a `failure`, why it cannot gain any.
     `pooled`: the answer to a request that wants no tokens, see `protocol.pooling`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.draft_budget import DraftBudget
@@ -24,7 +25,7 @@ def lengthen(step: Step, blocks: BlockManager, limits: Limits) -> None:
     if steps > 1:
         for request, count in zip(requests, _lacking(requests, steps, blocks), strict=True):
             extend(request, blocks, count)
-        step.chunks = [replace(chunk, steps=steps) for chunk in step.chunks]
+        step.chunks = [structs.replace(chunk, steps=steps) for chunk in step.chunks]
 
 
 def leave_room(step: Step, blocks: BlockManager, drafts: DraftBudget) -> None:
@@ -40,7 +41,7 @@ def leave_room(step: Step, blocks: BlockManager, drafts: DraftBudget) -> None:
         count = _lacking([request], 1 + room, blocks)[0]
         if room > 0 and blocks.can_allocate(count):
             extend(request, blocks, count)
-            step.chunks[place] = replace(chunk, room=room)
+            step.chunks[place] = structs.replace(chunk, room=room)
             step.left -= room
 
 

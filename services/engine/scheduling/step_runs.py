@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+
+from msgspec import structs
 
 from connectors.kv.base import Fence
 from services.engine.scheduling.chunks import Chunk, StepSizes, Work, amounts_of, work_of
@@ -68,7 +69,7 @@ class StepRuns:
             self._launched = self._launch(chunks)
         if self._launched is not None:
             self._left = chunks[0].steps - 1
-            self._chunks = [replace(chunk, steps=1) for chunk in chunks]
+            self._chunks = [structs.replace(chunk, steps=1) for chunk in chunks]
             self._requests = {id(chunk.request) for chunk in chunks}
 
     def stop(self) -> None:
@@ -90,7 +91,7 @@ class StepRuns:
             if self._left > 0 and running and not any(map(ends, sampled)):
                 launched.follow([one.token_ids[0] for one in sampled])
                 self._left -= 1
-                self._chunks = [replace(chunk, start=chunk.start + 1) for chunk in chunks]
+                self._chunks = [structs.replace(chunk, start=chunk.start + 1) for chunk in chunks]
                 self._launched = launched
         return chunks, sampled
 
