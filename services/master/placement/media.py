@@ -112,14 +112,15 @@ class MediaPlacer:
 
     def _place(self, plan: MediaPlan, item: ItemSources) -> ItemPlacement:
         name, at = item.need.mm_hash, plan.at
-        known, ours = self._policy, not plan.request.predicted
-        if ours and known.sees_media and plan.hit_tokens >= item.end:
-            return ItemPlacement(name, "prefix")
-        if ours and known.keeps_media:
+        here, ours = item.holders >> at.slot & 1, not plan.request.predicted
+        if ours and self._policy.sees_media:
+            if plan.hit_tokens >= item.end:
+                return ItemPlacement(name, "prefix")
             # A guess counts a picture as held from its placement on, when it has yet to be encoded.
-            on_its_way = item.coming and at.guessed is not None
-            if item.holders >> at.slot & 1 and not on_its_way:
+            if here and not (item.coming and at.guessed is not None):
                 return ItemPlacement(name, "cached", at.target)
+        elif ours and self._policy.keeps_media and here and at.guessed is None:
+            return ItemPlacement(name, "cached", at.target)
         # The same picture twice in a prompt is encoded once.
         if name in plan.held.encodes:
             charge = plan.held.encodes[name]
@@ -160,11 +161,15 @@ class MediaPlacer:
         fleet, now_ms = plan.fleet, plan.now_ms
         name, pool = item.need.mm_hash, fleet.pools["encode"]
         instance = fleet.by_slot[int(pool.slots[row])]
-        work = float(pool.base_ms[row] + item.need.tokens * pool.token_ms[row])
-        visible = now_ms + self._config.settle * 1e3
-        charge = Charge(pool, row, visible, work, item.need.tokens)
+        tokens, work = item.need.tokens, 0.0
+        if item.holders >> instance.slot & 1 and instance.guessed is None:
+            tokens = 0  # it answers from its cache, without a queue
+        else:
+            work = float(pool.base_ms[row] + tokens * pool.token_ms[row])
+        charge = Charge(pool, row, now_ms + self._config.settle * 1e3, work, tokens)
         pool.charge(charge, now_ms)
-        plan.comes_after(float(pool.busy_until[row]) - now_ms)
+        if work:
+            plan.comes_after(float(pool.busy_until[row]) - now_ms)
         plan.held.encodes[name] = charge
         if self._policy.sees_media and not again:
             done = float(pool.busy_until[row])
@@ -176,7 +181,7 @@ class MediaPlacer:
         """(row, its cost in ms as `CostPolicy` reckons). Without any: an error if `must`, else
         an infinite cost."""
         pool, request, need = plan.fleet.pools["encode"], plan.request, item.need
-        held = pool.none if self._policy.sees_media else plan.held_by(pool, item)
+        held = plan.held_by(pool, item) if self._policy.seeks_holders else pool.none
         costs = encode_costs(pool, need, held, pool.penalty, plan.now_ms, request.session)
         costs.penalty = busy(pool, ENCODE, costs.queue_ms, self._config)
         if ec_mixed(pool, plan.at.pool):

@@ -191,6 +191,17 @@ def test_rtp_weighs_decode_workers_by_the_kv_they_use() -> None:
     assert counts[0] / counts[1] == pytest.approx(np.exp(0.001 * 63 * 16), rel=0.12)
 
 
+def test_rtp_leaves_out_decode_workers_far_above_the_mean_or_without_room() -> None:
+    """However little it weighs the KV in use. A prompt is of 160 tokens, 10 blocks."""
+    loads = [Load(running=1, free_blocks=free, total_blocks=1000) for free in (900, 900, 900, 9)]
+    loads.append(Load(running=40, free_blocks=900, total_blocks=1000))
+    costs = costs_of(loads, stage=DECODE)
+    assert set(picks(policy("rtp", rtp_decay=1e-9), costs, 80)) == {0, 1, 2}
+    full = [Load(running=1, free_blocks=free, total_blocks=1000) for free in (3, 9)]
+    found = picks(policy("rtp", rtp_decay=1e-9), costs_of(full, stage=DECODE), 20)
+    assert set(found) == {1}, "if none has room, that with the most"
+
+
 def test_cache_aware_takes_the_best_match_above_the_threshold() -> None:
     costs = costs_of([Load(running=2), Load(running=1), Load(running=1)], [49.0, 0.0, 0.0])
     assert picks(policy("cache_aware"), costs, 3) == [0, 0, 0]  # 49 of 160 is above 0.3

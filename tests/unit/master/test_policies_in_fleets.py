@@ -8,7 +8,14 @@ from protocol.kv_events import EmbeddingStored
 from protocol.registry import Drain, Load, Rates
 from services.admission.ticket import Ticket
 from services.master.placement.policies.factory import POLICIES
-from tests.support.master_fleets import add, asking, hear, master, picture, place, sources
+from services.master.placement.policies.simple import LeastLoadedPolicy
+from tests.support.master_fleets import LOAD, add, asking, hear, master, picture, place, sources
+
+
+class Watching(LeastLoadedPolicy):
+    """A user's own."""
+
+    sees_media = True
 
 
 def test_rtp_spreads_decodes_over_probed_workers() -> None:
@@ -76,3 +83,29 @@ def test_what_the_prefill_worker_holds_is_encoded_again_by_some(
     hear(made, "p1", EmbeddingStored("x"))
     found = place(made, asking("b", blocks=0, items=[picture("x")]))
     assert {state for state, _ in sources(found)} == states
+
+
+def test_an_encoder_that_holds_the_picture_is_not_taken_to_encode_it() -> None:
+    made = master("encode", "prefill", "decode", policy="rtp")
+    hear(made, "e0", EmbeddingStored("x"))
+    pool = made.registry.fleet("m").pools["encode"]
+    for i in range(3):
+        place(made, asking(f"r{i}", blocks=0, items=[picture("x")]))
+    assert (pool.busy_until[0], pool.queued_tokens[0], pool.requests[0]) == (0.0, 0.0, 3.0)
+    place(made, asking("new", blocks=0, items=[picture("y")]))
+    assert pool.busy_until[0] > 0.0
+
+
+def test_a_policy_of_the_users_own_that_sees_media_uses_what_prefill_holds() -> None:
+    made = master("encode", "prefill", "decode", policy=f"{__name__}:Watching")
+    hear(made, "p1", EmbeddingStored("x"))
+    found = place(made, asking("a", blocks=0, items=[picture("x")]))
+    assert sources(found) == [("cached", "p1")]
+
+
+def test_kv_does_not_go_by_guesses_of_what_prefill_holds() -> None:
+    """The first request is under way when the second comes."""
+    made = master("encode", "decode", policy="kv")
+    add(made, "p", "prefill", events=[], load=LOAD)
+    found = [place(made, asking(f"r{i}", blocks=0, items=[picture("x")])) for i in range(2)]
+    assert [sources(one) for one in found] == [[("encode", "e0")]] * 2

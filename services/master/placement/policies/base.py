@@ -20,14 +20,16 @@ class Policy(abc.ABC):
 
     `sees_media`: it is asked only for pictures that no cache has and no encoder is at work on.
     Others are asked for every picture and left with the encoder's own cache; but if it
-    `keeps_media` not for one that the prefill worker holds. `compares`: where some workers prefill
-    or decode and others do both, it chooses among each kind, and the cheaper choice is taken; with
-    others `splits` decides beforehand.
+    `keeps_media` not for one that the prefill worker holds. `seeks_holders`: it wants to know which
+    encoders hold a picture. `compares`: where some workers prefill or decode and others do both, it
+    chooses among each kind, and the cheaper choice is taken; with others `splits` decides
+    beforehand.
     """
 
     sees_media: ClassVar[bool] = False
     keeps_media: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    seeks_holders: bool = False
 
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         self.config = config

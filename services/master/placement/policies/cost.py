@@ -19,7 +19,6 @@ class CostPolicy(Policy):
     """
 
     sees_media: ClassVar[bool] = True
-    keeps_media: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
     def scores(self, costs: StageCosts) -> Floats:

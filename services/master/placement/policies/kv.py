@@ -33,11 +33,12 @@ class KVPolicy(Policy):
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
         self._turns = RoundRobinPolicy(config, rng)
+        self.seeks_holders = config.kv_encoders == "cached"
 
     def scores(self, costs: StageCosts) -> Floats:
         pool, config = costs.pool, self.config
         if costs.stage == ENCODE:
-            if config.kv_encoders == "turns":
+            if not self.seeks_holders:
                 return self._turns.scores(costs)
             return pool.requests / (1.0 + float(pool.requests.max())) - costs.hits
         credit = config.overlap_credit * costs.hits / costs.block_size
@@ -49,7 +50,7 @@ class KVPolicy(Policy):
         return cost if costs.stage == PREFILL else cost + active
 
     def pick(self, costs: StageCosts) -> int:
-        if costs.stage == ENCODE and self.config.kv_encoders == "turns":
+        if costs.stage == ENCODE and not self.seeks_holders:
             return self._turns.pick(costs)
         scores = self.scores(costs) + costs.penalty
         if self.config.temperature <= 0 or costs.stage == ENCODE:
