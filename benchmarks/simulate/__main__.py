@@ -48,12 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[CaseResult] = []
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
+    memo = Memo(args.memo)
     for one in cases:
-        start, memo = time.process_time(), Memo(args.memo)
+        start, before = time.process_time(), memo.found
         results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
         minutes = (time.process_time() - start) / 60
         text = report.markdown(
-            results[-1], profile, TUNING, seeds, args.trials, minutes, memo.found
+            results[-1], profile, TUNING, seeds, args.trials, minutes, memo.found - before
         )
         print(text)
         if args.out:  # after each workload, as the next one takes minutes
@@ -83,6 +84,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)
     check_plots(parser, "--out", args.out)
+    if not 0.0 <= args.rate_error < 1.0:
+        parser.error(f"--rate-error: {args.rate_error:g} is not a share from 0 to below 1")
     given = [name for name in args.peers.split(",") if name]
     args.peers = given or list(QUICK_PEERS if args.quick else PEERS)
     if unknown := set(args.peers) - set(PEERS):

@@ -71,6 +71,11 @@ DESIGN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"rtp": {"expected_tokens": 1000, "busy_kv_usage": 0.9}}
 )
 
+# Of Dynamo's router: decode workers compute short rests of a prompt; encoders are chosen by their
+# caches.
+CONDITIONAL: Mapping[str, Any] = MappingProxyType({"kv_local_tokens": 2048})
+CACHED: Mapping[str, Any] = MappingProxyType({"kv_encoders": "cached"})
+
 
 @dataclass(frozen=True)
 class Range:
@@ -103,16 +108,21 @@ class Word:
 
 
 Values = Range | Word
-# What every policy may refuse by where no objectives are known, as Dynamo, RTP-LLM and SGLang's
-# gateways do: work queued at a worker, requests there; and at once, or after a wait at the master.
-BLIND: Mapping[str, Values] = MappingProxyType(
-    {
+
+
+def blind(max_running: int) -> dict[str, Values]:
+    """What every policy may refuse by where no objectives are known, as Dynamo, RTP-LLM and
+    SGLang's gateways do: work queued at a worker, requests there (a share of `max_running`), KV in
+    use; at once, or after a wait at the master."""
+    return {
         "busy_queue_ms": Range(300.0, 10_000.0, log=True),
-        "busy_requests": Range(3.0, 64.0, log=True, whole=True),
+        "busy_requests": Range(0.05 * max_running, max_running, log=True, whole=True),
+        "busy_kv_usage": Range(0.05, 1.0),
         "max_queue": Word(0),
     }
-)
-# Every option that moves a choice, in a range that holds the published default.
+
+
+# Options that move a choice, in a range that holds the published default.
 SPACES: Mapping[str, Mapping[str, Values]] = MappingProxyType(
     {
         "cost": {
@@ -121,7 +131,6 @@ SPACES: Mapping[str, Mapping[str, Values]] = MappingProxyType(
             "tie_ratio": Range(0.0, 0.1),
         },
         "kv": {
-            "busy_kv_usage": Range(0.05, 1.0),  # Dynamo's threshold of decode blocks
             "overlap_credit": Range(0.25, 4.0, log=True),
             "temperature": Range(0.02, 1.0, log=True),
             "kv_local_tokens": Range(128, 8192, log=True, whole=True),
@@ -146,24 +155,22 @@ _SHARE_DRAWN = 0.5  # the others stay as published
 
 
 def trials(
-    policy: str, shapes: Sequence[Shape], count: int, seed: int, *, tells: bool
+    policy: str, shapes: Sequence[Shape], count: int, seed: int, *, tells: bool, max_running: int
 ) -> list[Contender]:
     """`count` draws of options and fleet; of a policy without options every fleet once. A master
-    that is told objectives refuses by them, others by what `BLIND` has."""
+    that is told objectives refuses by them, others by what `blind` has."""
     if policy not in SPACES:
         return [Contender(policy, shape, tells=tells) for shape in shapes]
-    space = SPACES[policy] if tells and policy == OURS else {**SPACES[policy], **BLIND}
-    rng = random.Random(seed)
-    kind = "told, tuned" if tells else "tuned"
-    found = []
+    objectives = tells and policy == OURS
+    space = {**SPACES[policy], **({} if objectives else blind(max_running))}
+    rng, found = random.Random(seed), []
     for _ in range(count):
-        shape = rng.choice(shapes)
-        options = _drawn(space, rng)
-        if tells and policy == OURS:
-            options |= rng.choice(REFUSALS)
-        found.append(
-            Contender(policy, shape, options, kind, tells, only_ttft=tells and policy != OURS)
-        )
+        one = Contender(policy, rng.choice(shapes), _drawn(space, rng), "tuned")
+        if tells:
+            more = rng.choice(REFUSALS) if objectives else _NOTHING
+            one = replace(one, kind="told, tuned", tells=True, only_ttft=not objectives,
+                          options={**one.options, **more})  # fmt: skip
+        found.append(one)
     return found
 
 
@@ -171,28 +178,30 @@ def _drawn(space: Mapping[str, Values], rng: random.Random) -> dict[str, Any]:
     return {name: values.draw(rng) for name, values in space.items() if rng.random() < _SHARE_DRAWN}
 
 
-def refusing(one: Contender, count: int, seed: int) -> list[Contender]:
-    """The same with what `BLIND` has, as it is under overload: all of it drawn."""
-    rng, found = random.Random(seed), [one]
+def refusing(one: Contender, count: int, seed: int, max_running: int) -> list[Contender]:
+    """The same with what `blind` has, as it is under overload; first as it is."""
+    space, rng, found = blind(max_running), random.Random(seed), [one]
+    kept = {name: value for name, value in one.options.items() if name not in space}
+    kind = f"{one.kind}, refusing" if one.kind else "refusing"
     for _ in range(count):
-        drawn = {name: values.draw(rng) for name, values in BLIND.items()}
-        found.append(refuses_by(one, drawn))
+        if drawn := _drawn(space, rng):
+            found.append(replace(one, kind=kind, options={**kept, **drawn}))
     return found
 
 
-def refuses_by(one: Contender, options: Mapping[str, Any]) -> Contender:
-    kind = f"{one.kind}, refusing" if one.kind else "refusing"
-    return replace(one, kind=kind, options={**one.options, **options})
-
-
-def borrowing(one: Contender, shapes: Sequence[Shape]) -> list[list[Contender]]:
-    """A peer with a master that refuses by objectives as ours does, late or large requests first:
-    what is left of a difference is of the choice of workers."""
+def borrowing(
+    policy: str, shapes: Sequence[Shape], count: int, seed: int, max_running: int
+) -> list[Contender]:
+    """A peer with a master that refuses by objectives as ours does, as published and tuned: what is
+    left of a difference is of the choice of workers."""
+    rng = random.Random(seed)
+    found = [{}, *(_drawn(SPACES[policy], rng) for _ in range(count))]
     return [
-        [replace(one, shape=shape, kind="with our refusals", tells=True, only_ttft=False,
-                 options={**one.options, **refusal}) for shape in shapes]
-        for refusal in REFUSALS
-    ]  # fmt: skip
+        Contender(policy, shape, {**options, **refusal}, "with our refusals", tells=True)
+        for number, options in enumerate(found)
+        for shape in (shapes if not number else [rng.choice(shapes)])
+        for refusal in (REFUSALS if not number else [rng.choice(REFUSALS)])
+    ]
 
 
 def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
@@ -200,17 +209,23 @@ def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
     is told the objectives, and with workers of the role any that begin as that fleet; Dynamo's
     router with and without its conditional disaggregation and its encoders' caches; RTP-LLM's with
     and without its filter by the time to the first token."""
-    found = [[Contender(policy, shape) for shape in shapes]]
+
+    def kind(name: str, options: Mapping[str, Any] = _NOTHING, **more: bool) -> list[Contender]:
+        return [Contender(policy, shape, options, name, **more) for shape in shapes]
+
+    found = [kind("")]
     if policy == OURS:
-        found.append([Contender(policy, s, _NOTHING, "any", elastic=True) for s in shapes])
-        found.append([Contender(policy, s, kind="told", tells=True) for s in shapes])
-        found.append([Contender(policy, s, LARGEST, "told, largest", True) for s in shapes])
-        found.append([Contender(policy, s, LARGEST, "told, largest, any", True, True)
-                      for s in shapes])  # fmt: skip
+        found += [
+            kind("any", elastic=True),
+            kind("told", tells=True),
+            kind("told, largest", LARGEST, tells=True),
+            kind("told, largest, any", LARGEST, tells=True, elastic=True),
+        ]
     if policy == "kv":
-        options = {"kv_local_tokens": 2048, "kv_encoders": "cached"}
-        found.append([Contender(policy, s, options, "conditional") for s in shapes])
+        found.append(kind("conditional", CONDITIONAL))
+        if any(shape.encode for shape in shapes):
+            found.append(kind("cached", CACHED))
+            found.append(kind("conditional, cached", {**CONDITIONAL, **CACHED}))
     if policy == "rtp":
-        found.append([Contender(policy, s, kind="told", tells=True, only_ttft=True)
-                      for s in shapes])  # fmt: skip
+        found.append(kind("told", tells=True, only_ttft=True))
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -14,8 +13,10 @@ import benchmarks.simulate
 from benchmarks.simulate.metrics import Outcome
 
 # What a run's outcome depends on, beside its arguments.
-_CODE = ("benchmarks/simulate", "protocol", "services/admission", "services/engine/scheduling",
-         "services/engine/transfers", "services/master", "services/mock")  # fmt: skip
+_CODE = ("benchmarks/simulate", "connectors", "protocol", "services/admission",
+         "services/engine/config.py", "services/engine/messages.py", "services/engine/reports.py",
+         "services/engine/scheduling", "services/engine/transfers", "services/master",
+         "services/membership", "services/mock")  # fmt: skip
 # and on these it does not
 _SHOWS = ("benchmarks/simulate/__main__.py", "benchmarks/simulate/report.py",
           "benchmarks/simulate/study.py", "benchmarks/simulate/study_results.py")  # fmt: skip
@@ -29,6 +30,7 @@ class Memo:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self._code = _digests() if folder is not None else ("", "")  # of what runs now
         self.found = 0  # runs that were not made again
 
     def of(self, key: object, run: Callable[[], Outcome], *, moves: bool = True) -> Outcome:
@@ -49,14 +51,15 @@ class Memo:
         part.rename(path)
         return outcome
 
-    @cached_property
-    def _code(self) -> tuple[str, str]:
-        """Of runs in which no worker changes its role, and of the others."""
-        root = Path(benchmarks.simulate.__path__[0]).parents[1]
-        digest, moving = hashlib.sha256(), hashlib.sha256()
-        apart, shows = {root / path for path in _MOVES}, {root / path for path in _SHOWS}
-        for folder in _CODE:
-            for path in sorted((root / folder).rglob("*.py")):
-                if path not in shows:
-                    (moving if path in apart else digest).update(path.read_bytes())
-        return digest.hexdigest(), f"{digest.hexdigest()} {moving.hexdigest()}"
+
+def _digests() -> tuple[str, str]:
+    """Of the code of runs in which no worker changes its role, and of the others."""
+    root = Path(benchmarks.simulate.__path__[0]).parents[1]
+    digest, moving = hashlib.sha256(), hashlib.sha256()
+    apart, shows = {root / path for path in _MOVES}, {root / path for path in _SHOWS}
+    for name in _CODE:
+        place = root / name
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if path not in shows:
+                (moving if path in apart else digest).update(path.read_bytes())
+    return digest.hexdigest(), f"{digest.hexdigest()} {moving.hexdigest()}"

@@ -8,12 +8,10 @@ import numpy as np
 
 from benchmarks.simulate.bench import Bench, best_fleet, best_of
 from benchmarks.simulate.contenders import (
-    BLIND,
     OURS,
     Contender,
     borrowing,
     published,
-    refuses_by,
     refusing,
     trials,
 )
@@ -46,20 +44,20 @@ def study(
         for one, load in entries(bench, policy, tuning, start, draws):
             start = load
             lines.append((one, _loads(bench, one, seeds, load)))
-            say(_told(case, *lines[-1]))
+            say(_line(case, *lines[-1]))
     peer = max((x for x in lines if is_peer(x[0])), key=_mean)
     blind = max((x for x in lines if is_peer(x[0]) and not x[0].tells), key=_mean)
     pace = _mean(peer)
-    for kind in borrowing(blind[0], case.shapes):
-        one, load = best_fleet(bench, kind, tuning, pace)
-        lines.append((one, _loads(bench, one, seeds, load)))
-        say(_told(case, *lines[-1]))
+    shapes = list(dict.fromkeys((blind[0].shape, *case.shapes)))
+    lent = borrowing(blind[0].policy, shapes, draws, tuning, profile.max_running)
+    one, load = best_fleet(bench, lent, tuning, pace)
+    lines.append((one, _loads(bench, one, seeds, load)))
+    say(_line(case, *lines[-1]))
     results = tuple(
         ContenderResult(one, loads, bench.run(one, seeds[0], pace, whole=True))
         for one, loads in lines
     )
-    peers_lines = [one for one, _ in lines if is_peer(one)]
-    crowded = _best_refusing(bench, peers_lines, peer[0], tuning, pace, draws)
+    crowded = _best_refusing(bench, [x for x, _ in lines if is_peer(x)], tuning, pace, draws)
     say(f"{case.name:12} under overload {crowded.name}: {crowded.chosen()}")
     shown = [best_result(x for x in results if x.contender.policy == OURS
                          and x.contender.tells == tells).contender
@@ -72,7 +70,7 @@ def _mean(line: tuple[Contender, Loads]) -> float:
     return float(np.exp(np.mean(np.log(line[1]))))
 
 
-def _told(case: Case, one: Contender, loads: Loads) -> str:
+def _line(case: Case, one: Contender, loads: Loads) -> str:
     return f"{case.name:12} {one.name:20} {one.shape} {np.mean(loads):8.2f} /s"
 
 
@@ -87,10 +85,13 @@ def entries(
     for kind in published(policy, bench.case.shapes):
         found.append(best_fleet(bench, kind, seed, start))
         start = found[-1][1]
-    shapes = list(dict.fromkeys(one.shape for one, _ in found if not one.elastic))
-    for tells in sorted({one.tells for one, _ in found}):
-        load = max(load for one, load in found if one.tells == tells)
-        choices = trials(policy, shapes, draws, seed, tells=tells)
+    fixed = [line for line in found if not line[0].elastic]
+    shapes = list(dict.fromkeys(one.shape for one, _ in fixed))
+    for tells in sorted({one.tells for one, _ in fixed}):
+        load = max(load for one, load in fixed if one.tells == tells)
+        choices = trials(
+            policy, shapes, draws, seed, tells=tells, max_running=bench.profile.max_running
+        )
         one, better = best_of(bench, choices, seed, load, load)
         if better > load:
             found.append(best_fleet(bench, [one], seed, better))
@@ -110,18 +111,16 @@ def _loads(bench: Bench, contender: Contender, seeds: Sequence[int], start: floa
 
 
 def _best_refusing(
-    bench: Bench, peers: Sequence[Contender], best: Contender, seed: int, pace: float, draws: int
+    bench: Bench, peers: Sequence[Contender], seed: int, pace: float, draws: int
 ) -> Contender:
-    """The peer with the most goodput at the highest of `LOADS`, by what suits the `best` one to
-    refuse by."""
-
-    def goodput(one: Contender) -> float:
-        return bench.run_for(one, seed, LOADS[-1] * pace, _TUNING_S).goodput
-
-    chosen = max(refusing(best, draws, seed), key=goodput)
-    drawn = {name: value for name, value in chosen.options.items() if name in BLIND}
-    others = [refuses_by(one, drawn) for one in peers if one != best]
-    return max([chosen, *others], key=goodput)
+    """The peer with the most goodput at the highest of `LOADS`, each by what suits it to refuse
+    by."""
+    tried = [
+        choice
+        for one in peers
+        for choice in refusing(one, draws // 2, seed, bench.profile.max_running)
+    ]
+    return max(tried, key=lambda one: bench.run_for(one, seed, LOADS[-1] * pace, _TUNING_S).goodput)
 
 
 def _curves(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
+from msgspec.structs import astuple
 
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
@@ -18,8 +19,10 @@ from benchmarks.simulate.records import Objectives, Record, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.traces import TRACES
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
+from protocol.placement import Placement, ScheduleRequest
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput, SamplingParams
 from services.master.config import MasterConfig
+from services.master.placement.waiting import PlacementTicket
 from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise, Timing
@@ -247,6 +250,44 @@ def test_a_mixed_fleet_has_workers_of_several_speeds() -> None:
     simulation, _, _ = simulated(TRACES["chat"](128, 1), profile=profile, shape=Shape(0, 2, 2))
     fast, slow = (worker.load().rates for worker in simulation.prefills.values())
     assert slow.prefill_ms_per_token == pytest.approx(2 * fast.prefill_ms_per_token)
+
+
+def test_workers_misjudge_their_speed_as_far_as_they_are_said_to() -> None:
+    profile = replace(PROFILE, rate_error=0.2)
+    simulation, _, _ = simulated(TRACES["chat"](128, 1), profile=profile, shape=Shape(0, 2, 3))
+    exact = TIMING.rates(4, profile.row_bytes)
+    shares = {
+        rate / true - 1.0
+        for worker in simulation.workers
+        for rate, true in zip(astuple(worker.load().rates), astuple(exact), strict=True)
+        if true
+    }
+    assert len(shares) > 30, "each of each worker by another share"
+    assert min(shares) < -0.1 and max(shares) > 0.1 and max(map(abs, shares)) <= 0.2
+    master = simulation.service.master
+    known = [instance.info.load.rates for instance in master.registry.instances.values()]
+    assert {*known} == {worker.load().rates for worker in simulation.workers}
+    again, _, _ = simulated(TRACES["chat"](128, 1), profile=profile, shape=Shape(0, 2, 3))
+    assert [w.load().rates for w in again.workers] == [w.load().rates for w in simulation.workers]
+
+
+@pytest.mark.parametrize(("tells", "only_ttft"), [(False, False), (True, False), (True, True)])
+def test_what_a_master_is_told_of_objectives(tells: bool, only_ttft: bool) -> None:
+    config, aims = MasterConfig(seed=1), Objectives(PROFILE)
+    simulation = Simulation(
+        PROFILE, Shape(0, 1, 1), config, aims, 5, tells=tells, only_ttft=only_ttft
+    )
+    asked: list[ScheduleRequest] = []
+    schedule = simulation.service.master.schedule
+
+    def noted(request: ScheduleRequest, now: float) -> Placement | PlacementTicket:
+        asked.append(msgspec.structs.replace(request))
+        return schedule(request, now)
+
+    simulation.service.master.schedule = noted  # type: ignore[method-assign]
+    simulation.run(itertools.islice(TRACES["chat"](128, 1), 5), 5.0, SHORT)
+    assert asked and all(bool(one.ttft_slo_s) == tells for one in asked)
+    assert all(bool(one.tpot_slo_s) == (tells and not only_ttft) for one in asked)
 
 
 @pytest.mark.parametrize("name", TRACES)

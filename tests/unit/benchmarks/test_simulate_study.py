@@ -14,12 +14,12 @@ from benchmarks.simulate.bench import Bench, best_fleet, best_of
 from benchmarks.simulate.calibrate import fit
 from benchmarks.simulate.cases import case, file_case, requests
 from benchmarks.simulate.contenders import (
-    BLIND,
     OURS,
     PEERS,
     SPACES,
     Contender,
     Range,
+    blind,
     borrowing,
     published,
     refusing,
@@ -31,7 +31,7 @@ from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study import LOADS, entries
+from benchmarks.simulate.study import LOADS, _best_refusing, entries
 from benchmarks.simulate.study_results import (
     Case,
     CaseResult,
@@ -77,7 +77,7 @@ def test_the_best_fleet_and_the_best_options_are_found() -> None:
     bench = known(*shapes)
     best, load = best_of(bench, published("rtp", shapes)[0], 1, 5.0)
     assert best.shape == shapes[1] and load == pytest.approx(14.3, rel=0.05)
-    drawn = trials("kv", shapes[:1], 20, 1, tells=False)
+    drawn = trials("kv", shapes[:1], 20, 1, tells=False, max_running=64)
     found, _ = best_of(bench, drawn, 1, 5.0)
     most = max(one.options.get("overlap_credit", 0.0) for one in drawn)
     assert found.options["overlap_credit"] == pytest.approx(most, rel=0.1)
@@ -171,9 +171,9 @@ def test_runs_in_which_no_worker_moves_depend_on_less_code(
     for elastic in (False, True):
         Bench(known().case, calibrated()).run(Contender("cost", ONE, elastic=elastic), 1, 5.0)
     assert asked == [False, True]
-    before = Memo()._code[0]
+    before = Memo(tmp_path)._code[0]
     monkeypatch.setattr("benchmarks.simulate.memo._MOVES", ())
-    assert Memo()._code[0] != before
+    assert Memo(tmp_path)._code[0] != before
 
 
 def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
@@ -186,16 +186,20 @@ def test_figures_of_a_run_without_answers_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", [OURS, *PEERS])
 def test_every_contender_is_a_policy_of_the_master(policy: str) -> None:
     kinds = [one for kind in published(policy, [ONE]) for one in kind]
-    for contender in [*kinds, *trials(policy, [ONE], 10, 1, tells=False)]:
+    for contender in [*kinds, *trials(policy, [ONE], 10, 1, tells=False, max_running=64)]:
         config = contender.config(1)
         assert load_policy(config, random.Random(1)).config is config
         assert all(getattr(config, name) == value for name, value in contender.options.items())
 
 
+def drawn(policy: str, count: int, *, tells: bool = False) -> list[Contender]:
+    return trials(policy, [ONE], count, 1, tells=tells, max_running=64)
+
+
 def test_what_a_told_master_refuses_first_is_tuned_as_well() -> None:
-    told = [one.options.get("refuse_first") for one in trials(OURS, [ONE], 20, 1, tells=True)]
+    told = [one.options.get("refuse_first") for one in drawn(OURS, 20, tells=True)]
     assert set(told) == {None, "largest"}
-    assert not any("refuse_first" in x.options for x in trials(OURS, [ONE], 20, 1, tells=False))
+    assert not any("refuse_first" in one.options for one in drawn(OURS, 20))
 
 
 def test_workers_of_the_role_any_have_one_figure_of_how_busy_they_were() -> None:
@@ -227,21 +231,54 @@ def test_defaults_lie_within_what_is_searched(policy: str) -> None:
 
 
 def test_half_of_what_may_be_drawn_stays_as_published() -> None:
-    drawn = trials("kv", [ONE], 400, 1, tells=False)
-    for name in (*SPACES["kv"], *BLIND):
-        assert sum(name in one.options for one in drawn) == pytest.approx(200, abs=40), name
+    found = drawn("kv", 400)
+    for name in (*SPACES["kv"], *blind(64)):
+        assert sum(name in one.options for one in found) == pytest.approx(200, abs=40), name
 
 
 def test_peers_refuse_by_what_they_know_and_ours_by_objectives() -> None:
-    one = Contender("kv", ONE, {"overlap_credit": 2.0}, "tuned")
-    first, *others = refusing(one, 3, 1)
+    names = blind(64).keys()
+    one = Contender("kv", ONE, {"overlap_credit": 2.0, "max_queue": 0}, "tuned")
+    first, *others = refusing(one, 30, 1, 64)
     assert first == one and {x.kind for x in others} == {"tuned, refusing"}
-    assert all(x.options.keys() == {"overlap_credit", *BLIND} for x in others)
-    late, largest = (kind[0] for kind in borrowing(one, [ONE]))
-    assert late.borrows and largest.options["refuse_first"] == "largest"
-    told = trials(OURS, [ONE], 50, 1, tells=True)
-    assert not any(BLIND.keys() & x.options.keys() for x in told)
-    assert not any(x.borrows for x in (one, *told, *trials("rtp", [ONE], 9, 1, tells=True)))
+    assert all(x.options["overlap_credit"] == 2.0 and names & x.options.keys() for x in others)
+    assert any("max_queue" not in x.options for x in others), "what was tuned goes, too"
+    told = drawn(OURS, 50, tells=True)
+    assert not any(names & x.options.keys() for x in told)
+    assert not any(x.borrows for x in (one, *told, *drawn("rtp", 9, tells=True)))
+
+
+def test_a_peer_with_our_refusals_has_none_of_its_own() -> None:
+    found = borrowing("kv", [ONE, Shape(1, 2, 1)], 20, 1, 64)
+    assert all(x.borrows and not blind(64).keys() & x.options.keys() for x in found)
+    assert [x.options for x in found[:4]] == [{}, {"refuse_first": "largest"}] * 2
+    assert {x.shape for x in found} == {ONE, Shape(1, 2, 1)} and len(found) == 4 + 20
+
+
+def test_peers_may_have_as_many_requests_as_the_workers_can_run() -> None:
+    for most in (64, 256):
+        found = trials("smg", [ONE], 300, 1, tells=False, max_running=most)
+        counts = [x.options["busy_requests"] for x in found if "busy_requests" in x.options]
+        assert most // 20 <= min(counts) < most / 10 and most / 2 < max(counts) <= most
+
+
+def test_dynamos_encoders_are_chosen_by_their_caches_where_there_are_any() -> None:
+    kinds = [kind[0].kind for kind in published("kv", [ONE])]
+    assert kinds == ["", "conditional", "cached", "conditional, cached"]
+    assert [kind[0].kind for kind in published("kv", [Shape(0, 1, 1)])] == ["", "conditional"]
+
+
+def test_the_peer_under_overload_is_the_one_that_refuses_best() -> None:
+    class Crowded(Known):
+        def run_for(self, contender: Contender, seed: int, pace: float, seconds: float) -> Outcome:
+            good = 5.0 if contender.policy == "rtp" and "max_queue" in contender.options else 1.0
+            return replace(OUTCOME, goodput=good - contender.options.get("busy_kv_usage", 0.0))
+
+    made = known()
+    peers = [Contender("kv", ONE), Contender("rtp", ONE, {"rtp_slack": 0.2}, "tuned")]
+    found = _best_refusing(Crowded(made.case, made.profile), peers, 1, 10.0, 40)
+    assert found.name == "rtp (tuned, refusing)" and found.options["rtp_slack"] == 0.2
+    assert "busy_kv_usage" not in found.options
 
 
 def test_intervals_are_students() -> None:
