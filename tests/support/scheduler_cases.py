@@ -35,8 +35,10 @@ class Case:
         self.scheduler = Scheduler(BlockManager(num_blocks, SIZE), embeddings, limits)
         self.arrivals = 0
 
-    def add(self, length: int, most: int = 1000, *items: MMItem, **more: Any) -> Request:
-        sampling = SamplingParams(max_tokens=most)
+    def add(
+        self, length: int, most: int = 1000, *items: MMItem, n: int = 1, **more: Any
+    ) -> Request:
+        sampling = SamplingParams(max_tokens=most, n=n)
         self.arrivals += 1
         prompt = [self.arrivals] * length
         source = GenerateRequest(f"r{self.arrivals}", prompt, sampling, list(items), **more)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
 from services.engine.attention.kv_cache import KVCache
@@ -104,7 +105,7 @@ class DraftModel:
                     continue
                 guesses[place].append(token)
                 if len(guesses[place]) < chunks[place].room:
-                    following.append(replace(piece, start=piece.end, count=1))
+                    following.append(structs.replace(piece, start=piece.end, count=1))
                     ids.append(token)
             pieces = following
         for place, chunk in enumerate(chunks):

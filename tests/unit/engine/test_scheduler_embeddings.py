@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 import torch
 
@@ -226,9 +225,7 @@ def test_choices_that_come_to_life_keep_the_embeddings_of_the_last_block() -> No
     for item, holder in ((first, "r1"), (last, "r1"), (other, "r2")):
         tensors = {EC_TENSOR: torch.zeros(item.length, 1)}
         case.store.offer(item.mm_hash, Entry(tensors, (holder,)))
-    request = case.add(20, 3, first, last)
-    sampling = msgspec.structs.replace(request.sampling, n=2)
-    request.source = msgspec.structs.replace(request.source, sampling=sampling)
+    request = case.add(20, 3, first, last, n=2)
     request.siblings = (1,)
     choices = SiblingChoices(LiveRequests(), case.scheduler)
     late = case.add(20, 1, other)
