@@ -177,11 +177,10 @@ class GenerateCore:
         failed = {one.request.key for one in sampled if one.failure}
         for chunk in chunks:
             # The blocks of one that failed hold nothing that another request may use.
-            request = chunk.request
-            if request.status is Status.RUNNING and request.key not in failed:
-                self.scheduler.computed(request, chunk.end)
-                if request.hands_over:
-                    self.transfers.offers.advance(request)
+            if chunk.request.status is Status.RUNNING and chunk.request.key not in failed:
+                self.scheduler.computed(chunk.request, chunk.end)
+                if chunk.request.hands_over:
+                    self.transfers.offers.advance(chunk.request)
         gained = [
             self._fail(one.request, one.failure) if one.failure else self._gained(one)
             for one in sampled

@@ -114,7 +114,7 @@ class Request:
     def key(self) -> RequestKey:
         return self.source.request_id, self.index
 
-    @cached_property
+    @property
     def sampling(self) -> SamplingParams:
         return self.source.sampling
 

@@ -187,9 +187,7 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Give a running request room for `num_tokens`, preempting younger ones if needed."""
         needed = self.blocks.blocks_for(num_tokens) - len(request.blocks)
-        if needed <= 0:
-            return True
-        while not self.blocks.can_allocate(needed):
+        while needed > 0 and not self.blocks.can_allocate(needed):
             victim = max((*self.running, *self.loading), key=lambda r: r.order)
             if victim in self.loading:
                 step.unplace(victim)
@@ -214,11 +212,9 @@ class Scheduler:
         """`num_tokens` of a request have KV: its full blocks become a known prefix."""
         request.num_computed = num_tokens
         self.store_prefix(request)
-        if not request.mm_items:
-            return
-        if num_tokens >= request.num_prompt:
+        if request.mm_items and num_tokens >= request.num_prompt:
             self.embeddings.unpin(request.key)
-        else:
+        elif request.mm_items:
             self.embeddings.release(request)
 
     def store_prefix(self, request: Request) -> None:
