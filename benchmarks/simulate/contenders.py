@@ -148,7 +148,6 @@ SPACES: Mapping[str, Mapping[str, Values]] = MappingProxyType(
             "balance_rel": Range(1.0, 4.0),
             "cache_threshold": Range(0.05, 0.9),
         },
-        "least_loaded": {},
     }
 )
 _SHARE_DRAWN = 0.5  # the others stay as published
@@ -157,12 +156,10 @@ _SHARE_DRAWN = 0.5  # the others stay as published
 def trials(
     policy: str, shapes: Sequence[Shape], count: int, seed: int, *, tells: bool, max_running: int
 ) -> list[Contender]:
-    """`count` draws of options and fleet; of a policy without options every fleet once. A master
-    that is told objectives refuses by them, others by what `blind` has."""
-    if policy not in SPACES:
-        return [Contender(policy, shape, tells=tells) for shape in shapes]
+    """`count` draws of options and fleet. A master that is told objectives refuses by them, others
+    by what `blind` has."""
     objectives = tells and policy == OURS
-    space = {**SPACES[policy], **({} if objectives else blind(max_running))}
+    space = {**SPACES.get(policy, {}), **({} if objectives else blind(max_running))}
     rng, found = random.Random(seed), []
     for _ in range(count):
         one = Contender(policy, rng.choice(shapes), _drawn(space, rng), "tuned")
@@ -189,18 +186,19 @@ def refusing(one: Contender, count: int, seed: int, max_running: int) -> list[Co
     return found
 
 
-def borrowing(
-    policy: str, shapes: Sequence[Shape], count: int, seed: int, max_running: int
-) -> list[Contender]:
-    """A peer with a master that refuses by objectives as ours does, as published and tuned: what is
-    left of a difference is of the choice of workers."""
-    rng = random.Random(seed)
-    found = [{}, *(_drawn(SPACES[policy], rng) for _ in range(count))]
+def borrowing(policy: str, shapes: Sequence[Shape], count: int, seed: int) -> list[Contender]:
+    """A peer before a master that is told the objectives and refuses by them, as ours does: as
+    published in each kind, and `count` draws. What is left of ours' lead is its choice of workers.
+    """
+    rng, kinds = random.Random(seed), published(policy, shapes)
+    found = [one for kind in kinds for one in kind if not one.tells]
+    for _ in range(count):
+        if drawn := _drawn(SPACES.get(policy, {}), rng):
+            found.append(Contender(policy, rng.choice(shapes), drawn))
     return [
-        Contender(policy, shape, {**options, **refusal}, "with our refusals", tells=True)
-        for number, options in enumerate(found)
-        for shape in (shapes if not number else [rng.choice(shapes)])
-        for refusal in (REFUSALS if not number else [rng.choice(REFUSALS)])
+        replace(one, kind="with our refusals", tells=True, options={**one.options, **refusal})
+        for one in found
+        for refusal in REFUSALS
     ]
 
 

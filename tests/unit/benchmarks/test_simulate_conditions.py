@@ -10,7 +10,7 @@ from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.profile import Profile, calibrated
 from benchmarks.simulate.records import Shape, Span
 from benchmarks.simulate.study_results import Case
-from tests.unit.benchmarks.test_simulate_study import OUTCOME
+from tests.support.known_loads import OUTCOME
 
 ONE = Shape(0, 1, 1)
 

@@ -37,8 +37,8 @@ def test_a_report_of_whole_prompts_does_not_undo_what_caches_save() -> None:
 
 
 def test_nor_do_tokens_to_be_computed_count_what_caches_save() -> None:
-    """Of four prompts of 1000 tokens two are known to lack 100, and each other stranger counts
-    whole."""
+    """Four prompts of 1000 tokens wait. Two were placed here and lack 100 tokens each, the other
+    two were placed elsewhere and count in full."""
     made = pool()
     charged(made, 100.0)
     charge = charged(made, 100.0)
