@@ -49,8 +49,8 @@ class Bench:
 
     def _kept(self, contender: Contender, seed: int, pace: float, span: Span) -> Outcome:
         self.runs += 1
-        case = self.case
-        key = (case.name, case.digest, case.aims, self.profile, contender, seed, pace, span)
+        case, line = self.case, replace(contender, kind="")
+        key = (case.name, case.digest, case.aims, self.profile, line, seed, pace, span)
         return self.memo.of(
             key, lambda: self._run(contender, seed, pace, span), moves=contender.elastic
         )

@@ -15,7 +15,7 @@ from proxy.upstream.client import UpstreamClient
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-SHORT_S = 0.4
+SHORT_S = 1.0
 PATIENT_S = 10.0
 STREAMS = ("/open", "/v1/chat/completions")
 OURS: dict[str, Any] = {

@@ -53,7 +53,7 @@ async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> 
     models = {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
     theirs = Worker({"/health": {}, **models, "/server_info": {"vllm_config": "…"}})
     theirs.silent = {"/server_info"} if foreign else set()
-    async with serving(theirs) as worker, asking(patience_s=SHORT_S) as client:
+    async with serving(theirs) as worker, asking() as client:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
         assert (instance.up, instance.dialect, instance.known) == (True, "openai", True)
