@@ -157,12 +157,13 @@ def trials(
     policy: str, shapes: Sequence[Shape], count: int, seed: int, *, tells: bool, max_running: int
 ) -> list[Contender]:
     """`count` draws of options and fleet. A master that is told objectives refuses by them, others
-    by what `blind` has."""
+    by what `blind` has, of which all policies get the same draws."""
     objectives = tells and policy == OURS
-    space = {**SPACES.get(policy, {}), **({} if objectives else blind(max_running))}
-    rng, found = random.Random(seed), []
+    space, limits = SPACES.get(policy, {}), {} if objectives else blind(max_running)
+    rng, common, found = random.Random(seed), random.Random(f"limits {seed}"), []
     for _ in range(count):
-        one = Contender(policy, rng.choice(shapes), _drawn(space, rng), "tuned")
+        options = {**_drawn(space, rng), **_drawn(limits, common)}
+        one = Contender(policy, rng.choice(shapes), options, "tuned")
         if tells:
             more = rng.choice(REFUSALS) if objectives else _NOTHING
             one = replace(one, kind="told, tuned", tells=True, only_ttft=not objectives,

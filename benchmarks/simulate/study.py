@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -80,12 +81,14 @@ def entries(
     """The best of each group, with its load on this seed: as published, in each kind, and tuned,
     each with the fleet that suits it. Trials are on the fleets that suited the published kinds of
     workers of one role, and begin at the best load found; of those that are told the objectives
-    apart from others."""
+    apart from others. What was found best so is tried with workers of the role any as well, where
+    the policy has them."""
     found = []
     for kind in published(policy, bench.case.shapes):
         found.append(best_fleet(bench, kind, seed, start))
         start = found[-1][1]
     fixed = [line for line in found if not line[0].elastic]
+    moves = len(fixed) < len(found)
     shapes = list(dict.fromkeys(one.shape for one, _ in fixed))
     for tells in sorted({one.tells for one, _ in fixed}):
         load = max(load for one, load in fixed if one.tells == tells)
@@ -95,6 +98,9 @@ def entries(
         one, better = best_of(bench, choices, seed, load, load)
         if better > load:
             found.append(best_fleet(bench, [one], seed, better))
+            if moves:
+                free = replace(found[-1][0], kind=f"{one.kind}, any", elastic=True)
+                found.append((free, bench.sustained(free, seed, found[-1][1])))
     groups: dict[Hashable, tuple[Contender, float]] = {}
     for line in found:
         if line[1] > groups.get(line[0].group, (None, 0.0))[1]:

@@ -61,6 +61,13 @@ def test_half_of_what_may_be_drawn_stays_as_published() -> None:
         assert sum(name in one.options for one in found) == pytest.approx(200, abs=40), name
 
 
+def test_every_policy_is_tried_with_the_same_limits() -> None:
+    names = blind(64).keys()
+    limits = [[{k: v for k, v in one.options.items() if k in names} for one in drawn(policy, 8)]
+              for policy in (OURS, *PEERS)]  # fmt: skip
+    assert any(limits[0]) and limits == [limits[0]] * len(limits)
+
+
 def test_peers_refuse_by_what_they_know_and_ours_by_objectives() -> None:
     names = blind(64).keys()
     one = Contender("kv", ONE, {"overlap_credit": 2.0, "max_queue": 0}, "tuned")
