@@ -31,6 +31,7 @@ from benchmarks.simulate.traces import TRACES
 
 TUNING, SEEDS = 1, range(11, 21)
 QUICK_TRACES, QUICK_PEERS, QUICK_WORKERS = ("multi_turn",), ("kv",), 4
+_QUICK_WARM_S, _QUICK_REQUESTS = 20.0, 120
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +112,13 @@ def _cases(args: argparse.Namespace, profile: Profile) -> list[Case]:
     names = names or list(QUICK_TRACES if args.quick else TRACES)
     if unknown := set(names) - set(TRACES):
         raise ValueError(f"no such trace: {', '.join(sorted(unknown))}")
-    return [case(name, profile, args.workers) for name in names]
+    found = [case(name, profile, args.workers) for name in names]
+    return [_quick(one) for one in found] if args.quick else found
+
+
+def _quick(one: Case) -> Case:
+    """The same in shorter runs, which do not tell policies apart that are alike."""
+    return replace(one, least=_QUICK_REQUESTS, span=replace(one.span, warm_s=_QUICK_WARM_S))
 
 
 if __name__ == "__main__":

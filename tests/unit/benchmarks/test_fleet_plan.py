@@ -277,7 +277,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Short runs: what is planned is of no interest."""
 
     def shorten() -> None:
-        monkeypatch.setattr("benchmarks.simulate.bench._LEAST_REQUESTS", 40)
+        monkeypatch.setattr("benchmarks.simulate.cases._LEAST_REQUESTS", 40)
 
     return shorten
 
