@@ -58,12 +58,17 @@ def study(
         ContenderResult(one, loads, bench.run(one, seeds[0], pace, whole=True))
         for one, loads in lines
     )
-    crowded = _best_refusing(bench, [x for x, _ in lines if is_peer(x)], tuning, pace, draws)
-    say(f"{case.name:12} under overload {crowded.name}: {crowded.chosen()}")
-    shown = [best_result(x for x in results if x.contender.policy == OURS
-                         and x.contender.tells == tells).contender
-             for tells in (False, True)]  # fmt: skip
-    curves = _curves(bench, [*shown, peer[0], crowded], seeds, pace)
+    mine = [x for x in results if x.contender.policy == OURS]
+    told = [x for x in mine if x.contender.tells]
+    crowded = [
+        _best_crowded(bench, ones, tuning, pace, draws)
+        for ones in ([x.contender for x in told], [x for x, _ in lines if is_peer(x)])
+    ]
+    for one in crowded:
+        say(f"{case.name:12} under overload {one.name}: {one.chosen()}")
+    untold_best = best_result(x for x in mine if not x.contender.tells).contender
+    shown = [untold_best, best_result(told).contender, crowded[0], peer[0], crowded[1]]
+    curves = _curves(bench, shown, seeds, pace)
     return CaseResult(case, results, pace, curves, bench.runs)
 
 
@@ -116,17 +121,24 @@ def _loads(bench: Bench, contender: Contender, seeds: Sequence[int], start: floa
     return tuple(loads)
 
 
-def _best_refusing(
-    bench: Bench, peers: Sequence[Contender], seed: int, pace: float, draws: int
+def _best_crowded(
+    bench: Bench, lines: Sequence[Contender], seed: int, pace: float, draws: int
 ) -> Contender:
-    """The peer with the most goodput at the highest of `LOADS`, each by what suits it to refuse
-    by."""
-    tried = [
-        choice
-        for one in peers
-        for choice in refusing(one, draws // 2, seed, bench.profile.max_running)
-    ]
+    """The one with the most goodput at the highest of `LOADS`, each with what suits it there."""
+    tried = [choice for one in lines for choice in _crowded(one, draws // 2, seed, bench.profile)]
     return max(tried, key=lambda one: bench.run_for(one, seed, LOADS[-1] * pace, _TUNING_S).goodput)
+
+
+def _crowded(one: Contender, count: int, seed: int, profile: Profile) -> list[Contender]:
+    """As it is, and with `count` draws of what it refuses by; ours, told the objectives, of all its
+    options."""
+    if is_peer(one):
+        return refusing(one, count, seed, profile.max_running)
+    drawn = trials(
+        one.policy, [one.shape], count, seed, tells=True, max_running=profile.max_running
+    )
+    return [one, *(replace(x, kind=f"{x.kind}, any" if one.elastic else x.kind,
+                           elastic=one.elastic) for x in drawn)]  # fmt: skip
 
 
 def _curves(

@@ -67,7 +67,7 @@ class Curve:
 class CaseResult:
     """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
     `curves` are at shares of it: the best of ours that is not told the objectives, of ours that is,
-    of the peers, and of the peers that refuse under overload."""
+    the same under overload, the best of the peers, and of the peers under overload."""
 
     case: Case
     lines: tuple[ContenderResult, ...]

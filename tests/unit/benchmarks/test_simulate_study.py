@@ -16,7 +16,7 @@ from benchmarks.simulate.contenders import (
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Shape, Span
-from benchmarks.simulate.study import _best_refusing, entries
+from benchmarks.simulate.study import _best_crowded, entries
 from tests.support.known_loads import ONE, OUTCOME, Known, known
 
 
@@ -95,9 +95,22 @@ def test_the_peer_under_overload_is_the_one_that_refuses_best() -> None:
 
     made = known()
     peers = [Contender("kv", ONE), Contender("rtp", ONE, {"rtp_slack": 0.2}, "tuned")]
-    found = _best_refusing(Crowded(made.case, made.profile), peers, 1, 10.0, 40)
+    found = _best_crowded(Crowded(made.case, made.profile), peers, 1, 10.0, 40)
     assert found.name == "rtp (tuned, refusing)" and found.options["rtp_slack"] == 0.2
     assert "busy_kv_usage" not in found.options
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_ours_is_drawn_for_overload_too(elastic: bool) -> None:
+    class Crowded(Known):
+        def run_for(self, contender: Contender, seed: int, pace: float, seconds: float) -> Outcome:
+            return replace(OUTCOME, goodput=float("refuse_first" in contender.options))
+
+    made = known()
+    one = Contender(OURS, ONE, kind="told", tells=True, elastic=elastic)
+    found = _best_crowded(Crowded(made.case, made.profile), [one], 1, 10.0, 40)
+    assert found.group == one.group and found.shape == ONE
+    assert found.kind == ("told, tuned, any" if elastic else "told, tuned")
 
 
 def test_fleets_have_all_the_workers_and_every_stage_some() -> None:
