@@ -15,10 +15,16 @@ worker          one of them, whose requests are lengths and block keys
 virtual_master  the real master, told of everything as late as over a network
 records         what a run is given and what comes of it; what a request must keep
 simulation      one workload through one fleet
+run_length      how long a run lasts
 metrics         what a run was worth
-elastic         workers of the role any beside fixed splits, over a day (a command of its own)
-contenders      policies, their published options, the ranges to tune over
-study           sustained goodput, tuning, all policies on a workload; study_results
+memo            runs kept in a folder
 cases           which workload goes to which fleets
+contenders      policies, their published options, the ranges to tune over
+bench           the load that a policy sustains, the fleet that suits it
+tuning          the options that suit each policy
+study           all policies on a workload; study_results
+elastic         workers of the role any beside fixed splits, over a day (a command of its own)
+stale           the master's view lags behind (likewise)
+large           1,250 workers (likewise)
 report          Markdown, rows, pictures
 """

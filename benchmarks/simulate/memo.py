@@ -19,7 +19,8 @@ _CODE = ("benchmarks/simulate", "connectors", "protocol", "services/admission",
          "services/membership", "services/mock")  # fmt: skip
 # and on these it does not
 _SHOWS = ("benchmarks/simulate/__main__.py", "benchmarks/simulate/report.py",
-          "benchmarks/simulate/study.py", "benchmarks/simulate/study_results.py")  # fmt: skip
+          "benchmarks/simulate/study.py", "benchmarks/simulate/study_results.py",
+          "benchmarks/simulate/tuning.py")  # fmt: skip
 # And on these only where workers change their roles.
 _MOVES = ("services/master/fleet/role_mover.py", "services/master/fleet/wanted_workers.py")
 

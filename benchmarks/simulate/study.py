@@ -1,18 +1,17 @@
-"""Every policy on every workload: tuned on one seed, measured on others."""
+"""Every policy on a workload: tuned on one seed, measured on others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.simulate.bench import Bench, best_fleet, best_of
+from benchmarks.simulate.bench import Bench, best_fleet
 from benchmarks.simulate.contenders import (
     OURS,
     Contender,
     borrowing,
-    published,
     refusing,
     trials,
 )
@@ -27,6 +26,7 @@ from benchmarks.simulate.study_results import (
     best_result,
     is_peer,
 )
+from benchmarks.simulate.tuning import tuned
 
 LOADS = (0.8, 1.0, 1.2, 1.5, 2.0)  # of the best peer's sustained goodput
 _OVERLOAD_S = 120.0  # measured of each run beyond capacity
@@ -40,12 +40,10 @@ def study(
 ) -> CaseResult:  # fmt: skip
     """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
     bench = Bench(case, profile, memo or Memo())
-    lines, start = [], case.pace
-    for policy in (OURS, *peers):
-        for one, load in entries(bench, policy, tuning, start, draws):
-            start = load
-            lines.append((one, _loads(bench, one, seeds, load)))
-            say(_line(case, *lines[-1]))
+    lines = []
+    for one, load in tuned(bench, (OURS, *peers), tuning, draws):
+        lines.append((one, _loads(bench, one, seeds, load)))
+        say(_line(case, *lines[-1]))
     peer = max((x for x in lines if is_peer(x[0])), key=_mean)
     untold = max((x for x in lines if is_peer(x[0]) and not x[0].tells), key=_mean)
     pace = _mean(peer)
@@ -78,39 +76,6 @@ def _mean(line: tuple[Contender, Loads]) -> float:
 
 def _line(case: Case, one: Contender, loads: Loads) -> str:
     return f"{case.name:12} {one.name:20} {one.shape} {np.mean(loads):8.2f} /s"
-
-
-def entries(
-    bench: Bench, policy: str, seed: int, start: float, draws: int
-) -> list[tuple[Contender, float]]:
-    """The best of each group, with its load on this seed: as published, in each kind, and tuned,
-    each with the fleet that suits it. Trials are on the fleets that suited the published kinds of
-    workers of one role, and begin at the best load found; of those that are told the objectives
-    apart from others. What was found best so is tried with workers of the role any as well, where
-    the policy has them."""
-    found = []
-    for kind in published(policy, bench.case.shapes):
-        found.append(best_fleet(bench, kind, seed, start))
-        start = found[-1][1]
-    fixed = [line for line in found if not line[0].elastic]
-    moves = len(fixed) < len(found)
-    shapes = list(dict.fromkeys(one.shape for one, _ in fixed))
-    for tells in sorted({one.tells for one, _ in fixed}):
-        load = max(load for one, load in fixed if one.tells == tells)
-        choices = trials(
-            policy, shapes, draws, seed, tells=tells, max_running=bench.profile.max_running
-        )
-        one, better = best_of(bench, choices, seed, load, load)
-        if better > load:
-            found.append(best_fleet(bench, [one], seed, better))
-            if moves:
-                free = replace(found[-1][0], kind=f"{one.kind}, any", elastic=True)
-                found.append((free, bench.sustained(free, seed, found[-1][1])))
-    groups: dict[Hashable, tuple[Contender, float]] = {}
-    for line in found:
-        if line[1] > groups.get(line[0].group, (None, 0.0))[1]:
-            groups[line[0].group] = line
-    return list(groups.values())
 
 
 def _loads(bench: Bench, contender: Contender, seeds: Sequence[int], start: float) -> Loads:

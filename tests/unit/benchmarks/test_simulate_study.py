@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulate.bench import Bench, best_fleet, best_of
+from benchmarks.simulate.bench import Bench, best_of
 from benchmarks.simulate.cases import case, file_case, requests
 from benchmarks.simulate.contenders import (
     OURS,
@@ -16,7 +16,7 @@ from benchmarks.simulate.contenders import (
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Shape, Span
-from benchmarks.simulate.study import _best_crowded, entries
+from benchmarks.simulate.study import _best_crowded
 from tests.support.known_loads import ONE, OUTCOME, Known, known
 
 
@@ -37,49 +37,6 @@ def test_the_best_fleet_and_the_best_options_are_found() -> None:
     most = max(one.options.get("overlap_credit", 0.0) for one in drawn)
     assert found.options["overlap_credit"] == pytest.approx(most, rel=0.1)
     assert bench.runs < 200
-
-
-def test_trials_are_on_fleets_that_suit_workers_of_one_role() -> None:
-    """Those of the role any do best on another, which moves its roles anyhow."""
-    tried: dict[str, set[Shape]] = {}
-
-    class Split(Known):
-        def run(
-            self, contender: Contender, seed: int, pace: float, *, whole: bool = False
-        ) -> Outcome:
-            tried.setdefault(contender.kind, set()).add(contender.shape)
-            if contender.elastic:
-                swapped = Shape(0, 3 - contender.shape.prefill, contender.shape.decode)
-                contender = replace(contender, shape=swapped)
-            return super().run(contender, seed, pace, whole=whole)
-
-    shapes = Shape(0, 1, 2), Shape(0, 2, 1)
-    made = known(*shapes)
-    found = entries(Split(made.case, made.profile), OURS, 1, 5.0, 12)
-    assert next(one.shape for one, _ in found if one.kind == "any") == shapes[0]
-    assert tried["any"] == {*shapes} and tried["tuned"] == tried["told, tuned"] == {shapes[1]}
-
-
-def test_a_fleet_that_was_not_guessed_is_found() -> None:
-    """More prefill is better there, as far as it goes."""
-    guessed = [Contender("kv", shape) for shape in (Shape(0, 2, 5), Shape(0, 1, 6))]
-    best, load = best_fleet(known(), guessed, 1, 5.0)
-    assert best.shape == Shape(0, 6, 1) and load == pytest.approx(17.6, rel=0.05)
-    moves = [replace(one, elastic=True) for one in guessed]
-    assert best_fleet(known(), moves, 1, 5.0)[0].shape == Shape(0, 2, 5)
-    tuned = entries(known(Shape(0, 2, 5)), "rtp", 1, 5.0, 4)
-    assert {one.shape for one, _ in tuned} == {Shape(0, 6, 1)}
-
-
-def test_of_each_group_the_line_that_tuning_found_best_is_left() -> None:
-    found = entries(known(), "kv", 1, 5.0, 30)
-    ((best, load),) = found
-    assert best.kind == "tuned" and load > 10.0 + 1.0 + 2.0
-    groups = [one.group for one, _ in entries(known(), OURS, 1, 5.0, 5)]
-    assert len(groups) == len(set(groups)) == 4, "told or not, of the role any or not"
-    assert [(x.tells, x.only_ttft) for x, _ in entries(known(), "rtp", 1, 5.0, 5)] == [
-        (False, False), (True, True),
-    ]  # fmt: skip
 
 
 def test_a_fleet_keeps_a_worker_for_every_stage() -> None:
