@@ -53,6 +53,10 @@ class Contender:
         fixed = DESIGN.get(self.policy, _NOTHING)
         return MasterConfig(policy=self.policy, seed=seed + 1, **{**fixed, **self.options})
 
+    def of_role_any(self) -> Contender:
+        """The same with workers of the role any, which begin in its fleet's roles."""
+        return replace(self, kind=f"{self.kind}, any", elastic=True)
+
     def chosen(self) -> str:
         return ", ".join(f"{name}={_said(value)}" for name, value in self.options.items())
 

@@ -28,8 +28,9 @@ _INTRODUCTION = """\
 Written by `python -m benchmarks.simulate`; [simulate.md](../simulate.md) says how it is measured,
 who the peers are and what the words mean. {workers} workers, {profile}; each tells its load every
 {heartbeat:g} s and is wrong about its speed by up to {error:.0%}, what its cache has gained or lost
-is known after {event:g} ms. Each policy was tuned by {trials} random trials on seed {tuning}; of
-each kind the line that did best there was measured on {seeds} other seeds.
+is known after {event:g} ms. Each policy was tuned by {trials} random trials on seed {tuning} and
+by the limits that suited others; of each kind the line that did best there was measured on {seeds}
+other seeds.
 """
 
 

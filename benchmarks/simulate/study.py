@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -102,8 +101,7 @@ def _crowded(one: Contender, count: int, seed: int, profile: Profile) -> list[Co
     drawn = trials(
         one.policy, [one.shape], count, seed, tells=True, max_running=profile.max_running
     )
-    return [one, *(replace(x, kind=f"{x.kind}, any" if one.elastic else x.kind,
-                           elastic=one.elastic) for x in drawn)]  # fmt: skip
+    return [one, *(x.of_role_any() if one.elastic else x for x in drawn)]
 
 
 def _curves(

@@ -29,7 +29,7 @@ class Case:
     aims: Objectives  # objectives of the requests
     make: Callable[[int], Iterable[Session]]
     digest: str = ""  # of the file that a public trace is read from
-    least: int = 0  # requests measured of each run
+    least: int = 0  # requests measured of each run, at the fewest
 
     def with_aims(self, aims: Objectives) -> Case:
         """The same under other objectives."""

@@ -45,7 +45,7 @@ def entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> l
         if better > load:
             found.append(best_fleet(bench, [one], seed, better))
             if moves:
-                free = replace(found[-1][0], kind=f"{one.kind}, any", elastic=True)
+                free = found[-1][0].of_role_any()
                 found.append((free, bench.sustained(free, seed, found[-1][1])))
     groups: dict[Hashable, Line] = {}
     for line in found:
@@ -57,32 +57,33 @@ def entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> l
 def exchanged(bench: Bench, lines: Sequence[Line], seed: int) -> list[Line]:
     """Each that refuses without objectives, with the limits and the fleet that another does best
     with, where it does better so: draws are too few for every policy to meet what suits it."""
-    names = blind(bench.profile.max_running).keys()
+    limits = blind(bench.profile.max_running).keys()
     offers: list[tuple[Mapping[str, Any], Shape]] = []
     for one, _ in lines:
-        offer = {name: value for name, value in one.options.items() if name in names}, one.shape
+        offer = {name: one.options[name] for name in one.options if name in limits}, one.shape
         if offer[0] and offer not in offers:
             offers.append(offer)
-    return [_with_limits(bench, line, offers, seed) for line in lines]
+    found_lines = []
+    for one, load in lines:
+        own = {name: one.options[name] for name in one.options if name not in limits}
+        choices = [] if one.policy == OURS and one.tells else _offered(one, own, offers)
+        best, found = best_of(bench, choices, seed, load, load) if choices else (one, load)
+        better = found > load
+        found_lines.append(best_fleet(bench, [best], seed, found) if better else (one, load))
+    return found_lines
 
 
-def _with_limits(
-    bench: Bench, line: Line, offers: Sequence[tuple[Mapping[str, Any], Shape]], seed: int
-) -> Line:
-    one, load = line
-    if one.policy == OURS and one.tells:
-        return line
-    limits = blind(bench.profile.max_running).keys()
-    own = {name: value for name, value in one.options.items() if name not in limits}
-    kind = ", ".join([*["told"] * one.tells, "tuned", *["any"] * one.elastic])
-    choices = []
-    for offer, shape in offers:
-        for options in ({**own, **offer}, dict(offer)):
+def _offered(
+    one: Contender, own: Mapping[str, Any], offers: Sequence[tuple[Mapping[str, Any], Shape]]
+) -> list[Contender]:
+    """With each offer's limits, beside its `own` options or the published ones, on its fleet and on
+    the offer's."""
+    words = ["told"] * one.tells + ["tuned"] + ["any"] * one.elastic
+    found = [replace(one, kind=", ".join(words))]
+    for limits, shape in offers:
+        for options in ({**own, **limits}, limits):
             for place in (one.shape, shape):
-                choice = replace(one, options=options, shape=place, kind=kind)
-                if choice not in choices and choice != replace(one, kind=kind):
-                    choices.append(choice)
-    if not choices:
-        return line
-    best, found = best_of(bench, choices, seed, load, load)
-    return best_fleet(bench, [best], seed, found) if found > load else line
+                choice = replace(found[0], options=options, shape=place)
+                if choice not in found:
+                    found.append(choice)
+    return found[1:]

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 from benchmarks.simulate.bench import Bench
-from benchmarks.simulate.contenders import (
-    Contender,
-)
+from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
 from benchmarks.simulate.records import Objectives, Shape, Span
-from benchmarks.simulate.study_results import (
-    Case,
-)
+from benchmarks.simulate.study_results import Case
 
 ONE = Shape(1, 1, 1)
 OUTCOME = Outcome(

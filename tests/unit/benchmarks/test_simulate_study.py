@@ -1,4 +1,4 @@
-"""The load that a policy sustains; tuning; which fleets and which peers are found."""
+"""The load that a policy sustains, the best options, and who is chosen for overload."""
 
 from dataclasses import replace
 from pathlib import Path

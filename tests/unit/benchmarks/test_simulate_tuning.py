@@ -5,10 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulate.bench import best_fleet
-from benchmarks.simulate.contenders import (
-    OURS,
-    Contender,
-)
+from benchmarks.simulate.contenders import OURS, Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.records import Shape
 from benchmarks.simulate.tuning import entries, exchanged
