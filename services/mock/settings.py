@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from blake3 import blake3
@@ -82,7 +83,7 @@ class EngineSettings:
     def generates(self) -> bool:
         return self.role != "encode"
 
-    @property
+    @cached_property
     def compatibility(self) -> str:
         """What two workers must share for the KV of one to mean anything to the other."""
         digest = blake3(f"mock:{self.block_size}".encode()).hexdigest()[:16]

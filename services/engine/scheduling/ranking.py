@@ -29,6 +29,8 @@ RANKINGS: MappingProxyType[str, Ranking] = MappingProxyType(
 
 def check_policy(name: str) -> None:
     """`ConfigError` if there is no ranking of that name."""
+    if name in RANKINGS:
+        return
     known = [*RANKINGS, *plugin_names("scheduling_policies")]
     if name not in known:
         raise ConfigError(f"--scheduling-policy: '{name}' is not one of {', '.join(known)}")
