@@ -66,7 +66,8 @@ class Admission:
     """Lets as many requests begin as the workers have room for. Tenants share the queue fairly.
 
     `room`: requests that may be under way, 0 for any number. `at_once`: requests that all workers
-    run at once.
+    run at once. While no worker is up those who wait go on waiting, as one may be back in a moment;
+    who comes where none waits enters, and hears that there is none.
     """
 
     def __init__(
@@ -86,15 +87,16 @@ class Admission:
         self._queue: AdmissionQueue[None, bool] = AdmissionQueue(
             limits.queue, limits.timeout_s * 1e3, limits.wait_s * 1e3
         )
+        self._none_up = False
         self.under_way = 0
 
     @property
     def waiting(self) -> int:
         return self._queue.count
 
-    def resize(self, room: int, at_once: float) -> None:
+    def resize(self, room: int, at_once: float, *, none_up: bool = False) -> None:
         """Workers have come, gone or changed."""
-        self.room, self.at_once = room, at_once
+        self.room, self.at_once, self._none_up = room, at_once, none_up
         self.pump()
 
     @contextlib.asynccontextmanager
@@ -202,6 +204,8 @@ class Admission:
 
     def pump(self) -> None:
         """Those who wait enter as far as there is room, and their shares allow."""
+        if self._none_up:
+            return
         now_ms = self._clock() * 1e3
         while self._queue.count and self._has_room():
             waiting = self._queue.in_order()

@@ -186,7 +186,7 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
 
     def count() -> None:
         room.count()
-        admission.resize(room.requests, room.at_once)
+        admission.resize(room.requests, room.at_once, none_up=room.none_up)
 
     metrics.watch_queue(lambda: admission.waiting)
     fleet.subscribe(count)

@@ -116,14 +116,15 @@ class Room:
     """How many requests may be under way. Counted when the fleet changes, not for every request.
 
     `requests`: `per_worker` for each worker that decodes; with `per_worker` 0, twice what it runs
-    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once. Of a
-    model without any that decode, those that prefill count.
+    at once. 0, for any number, if no worker is up (`none_up`). `at_once`: what these workers run at
+    once. Of a model without any that decode, those that prefill count.
     """
 
     def __init__(self, fleet: Fleet, per_worker: int) -> None:
         self._fleet = fleet
         self._per_worker = per_worker
         self.requests = 0
+        self.none_up = True
         self.at_once: float = math.inf
         self.count()
 
@@ -134,6 +135,7 @@ class Room:
             for model in fleet.models.rendered or (None,)
             for worker in fleet.usable("decode", (), model) or fleet.usable("prefill", (), model)
         ]
+        self.none_up = not workers
         # Twice what it runs: its next batch waits there, not here.
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)

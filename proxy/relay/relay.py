@@ -27,6 +27,7 @@ from services.http.records import traced_headers
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4  # about a mean of text; the queue only compares
 _TENANTS = 1024  # whose digests are kept
+_LONGEST_MODEL = 128  # characters of a model's name in a record
 _INLINE = 1 << 20  # bytes of a body that is parsed without leaving the event loop
 
 
@@ -226,7 +227,8 @@ def _describe(request: RelayedRequest) -> None:
     """What the request's body says, for its record."""
     record, body = request.record, request.body
     model = body.fields.get("model")
-    record.model = model if type(model) is str else ""
+    # Cut: records of requests that have ended are kept, and a body may be 128 MB long.
+    record.model = model[:_LONGEST_MODEL] if type(model) is str else ""
     record.streamed, record.media = body.stream, len(body.items)
 
 

@@ -256,6 +256,31 @@ def test_room_that_grows_lets_in_who_waits() -> None:
     run(work)
 
 
+def test_who_waits_is_not_refused_for_a_worker_that_is_gone_for_a_moment() -> None:
+    """A single broken connection takes the only worker out of choice until the next probe."""
+
+    async def work() -> None:
+        crowd = Crowd(Admission(1, QueueLimits(queue=3, wait_s=60.0)))
+        for name in "abc":
+            await crowd.add(name)
+        crowd.admission.resize(0, math.inf, none_up=True)
+        await crowd.end("a")
+        await crowd.add("d")
+        assert crowd.entered == ["a"] and crowd.admission.waiting == 3
+        crowd.admission.resize(1, math.inf)
+        await settled()
+        assert crowd.entered == ["a", "b"]
+        for name in "bcd":
+            await crowd.end(name)
+        crowd.admission.resize(0, math.inf, none_up=True)
+        await crowd.add("e")
+        assert crowd.entered[-1] == "e", "where none waits, that there is no worker is said at once"
+        await crowd.end("e")
+        assert crowd.admission.under_way == 0 and not crowd.refused
+
+    run(work)
+
+
 def test_a_tenant_leaves_room_while_another_asks() -> None:
     """Eight run at once, half of them for one tenant; what it asks beyond waits for its own."""
 

@@ -77,6 +77,9 @@ async def test_a_worker_says_how_much_it_runs_at_once() -> None:
         assert Room(fleet, 0).requests == 256
         await probe_once(fleet, client)
         assert Room(fleet, 0).requests == 48 and Room(fleet, 10).requests == 10
+        assert not Room(fleet, 0).none_up
+        fleet.lose(fleet.decode[0], "its connection broke")
+        assert Room(fleet, 0).none_up
 
 
 @pytest.mark.parametrize(

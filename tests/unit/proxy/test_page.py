@@ -163,6 +163,14 @@ async def test_the_last_requests_are_bounded_and_keep_no_answers() -> None:
         assert [view["id"] for view in shown] == [str(n) for n in range(209, 169, -1)]
 
 
+async def test_what_is_kept_of_a_request_is_short_however_long_its_model_is() -> None:
+    async with relaying("D") as proxy:
+        body = text() | {"model": "x" * 2_000_000}
+        await proxy.post(body, {"x-request-id": ID})
+        (kept,) = proxy.gateway.recent
+        assert kept.model == "x" * 128
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_rendered_request_is_followed_too(stream: bool, front: Frontend) -> None:
     async with (
