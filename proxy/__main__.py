@@ -74,7 +74,7 @@ def _all(config: ProxyConfig, listener: socket.socket) -> int:
                 config, listener, Siblings(Path(folder), number, config.workers), parent
             )
 
-        return Processes(work, config.workers, end_s).run()
+        return Processes(work, config.workers, end_s, listener.close).run()
 
 
 def _process(

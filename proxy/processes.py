@@ -40,11 +40,14 @@ class _Place:
 @dataclass
 class Processes:
     """`work` is what each process does, given its number and the end of a pipe at which it hears
-    when the parent is gone; its exit status is returned. `end_s`: how long they have to end."""
+    when the parent is gone; its exit status is returned. `end_s`: how long they have to end.
+    `stop_accepting`: called once they are told to end, for a socket that the parent holds open
+    would take connections that no process accepts."""
 
     work: Callable[[int, int], int]
     count: int
     end_s: float
+    stop_accepting: Callable[[], None] = lambda: None
     _places: list[_Place] = field(init=False)
     _code: int = field(init=False, default=0)  # why they are ended
     _end_codes: list[int] = field(init=False, default_factory=list)
@@ -125,6 +128,7 @@ class Processes:
     def _end(self) -> None:
         """Those that are told a second time end at once."""
         self._end_by = self._end_by or time.monotonic() + self.end_s
+        self.stop_accepting()
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,6 +1,8 @@
 """Which processes of a proxy are started again, and with which status all of them end."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -60,3 +62,40 @@ def test_the_status_is_that_of_one_process(statuses: tuple[str, ...], expected: 
             assert process.wait(60) == expected
         finally:
             process.kill()  # its own processes end with it
+
+
+DRAINING = """
+import os, signal, socket, sys
+from proxy.processes import Processes
+
+listener = socket.create_server(("127.0.0.1", 0))
+
+def work(number, parent):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    os.write(1, b"%d %d\\n" % (listener.getsockname()[1], os.getpid()))
+    signal.sigwait({signal.SIGTERM})
+    listener.close()
+    os.write(1, b"draining\\n")
+    signal.sigwait({signal.SIGUSR1})
+    return 0
+
+sys.exit(Processes(work, 1, 60.0, listener.close).run())
+"""
+
+
+def test_while_processes_drain_connections_are_refused() -> None:
+    """Not accepted and reset at the end: a balancer would not try another proxy then."""
+    command = [sys.executable, "-c", DRAINING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port, child = map(int, process.stdout.readline().split())
+            socket.create_connection(("127.0.0.1", port), 10.0).close()
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "draining\n"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 10.0)
+            os.kill(child, signal.SIGUSR1)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()  # its own process ends with it
