@@ -168,6 +168,7 @@ class Reporter:
     def __init__(self, client: MasterClient) -> None:
         self._client = client
         self._waiting: deque[Finished] = deque(maxlen=_MOST_REPORTS)
+        self._telling: list[Finished] = []
         self._suspects: dict[str, str] = {}
         self._some = asyncio.Event()
 
@@ -181,24 +182,35 @@ class Reporter:
         self._some.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._some.wait()
-            await asyncio.sleep(_TOGETHER_S)
-            # Before the reports are taken: one that comes while these are told sets it again.
-            self._some.clear()
-            suspects, self._suspects = self._suspects, {}
-            reports = list(self._waiting)
-            self._waiting.clear()
-            told = not reports
-            if self._client.present:
-                for name, generation in suspects.items():
-                    await self._tell(SUSPECT_PATH, Suspected(name, generation))
-                if reports:
-                    told = await self._tell(FINISHED_PATH, FinishedReports(reports))
-            if not told:
-                self._keep_ends(reports)
-                await asyncio.sleep(_AGAIN_S)
+        """Until cancelled; what is left is told then, as the proxy ends."""
+        try:
+            while True:
+                await self._some.wait()
+                await asyncio.sleep(_TOGETHER_S)
+                if not await self._told():
+                    await asyncio.sleep(_AGAIN_S)
+        finally:
+            # Those that were under way may be told twice, which changes nothing.
+            if (left := [*self._telling, *self._waiting]) and self._client.present:
+                await self._tell(FINISHED_PATH, FinishedReports(left))
+
+    async def _told(self) -> bool:
+        """Tell what waits; whether a master has taken it."""
+        # Before the reports are taken: one that comes while these are told sets it again.
+        self._some.clear()
+        suspects, self._suspects = self._suspects, {}
+        self._telling = list(self._waiting)
+        self._waiting.clear()
+        told = not self._telling
+        if self._client.present:
+            for name, generation in suspects.items():
+                await self._tell(SUSPECT_PATH, Suspected(name, generation))
+            if self._telling:
+                told = await self._tell(FINISHED_PATH, FinishedReports(self._telling))
+        reports, self._telling = self._telling, []
+        if not told:
+            self._keep_ends(reports)
+        return told
 
     def _keep_ends(self, reports: Sequence[Finished]) -> None:
         """To be told again. Of how the workers did only that it is not known: it would be old."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,6 +21,7 @@ from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _LOOK_S = 0.5  # between two looks at whether the worker is alive
+_END_S = 1.0  # for the end of a message whose stream has ended
 _DONE = b"[DONE]"
 
 
@@ -115,8 +117,19 @@ class RawAnswer:
                 early, limit_s = b"", self._patience.stall_s
             elif len(early) > MAX_COMMENTS:
                 raise CallFailed(f"{self._url} sent comments without an end", "garbage")
+            if cutter.ended:
+                await self._end()
+                return
         if cutter.inside or not begun:
             raise CallFailed(f"{self._url} ended its stream early", "cut_short")
+
+    async def _end(self) -> None:
+        """The message has to end too, or the connection cannot be kept; the answer is whole without
+        that."""
+        patience = Patience.of(_END_S)
+        with contextlib.suppress(TriptychError):
+            while await next_piece(self._response.content, patience, math.inf, self._url):
+                pass
 
 
 async def events_of(
@@ -142,7 +155,7 @@ async def events_of(
 
 async def read_whole(response: aiohttp.ClientResponse, most: int) -> bytes:
     body = bytearray()
-    async for piece in response.content.iter_any():
+    while piece := await _more(response):
         body += piece
         if len(body) > most:
             raise UpstreamError(f"{response.url} answered with more than {most} bytes")
@@ -159,9 +172,26 @@ async def next_piece(
         wait_s = next_look_s(patience, late, url)
         try:
             async with asyncio.timeout_at(loop.time() + wait_s):
-                return await content.readany()
+                return await _any(content, url)
         except TimeoutError:
             # A slice of the wait has passed; `next_look_s` raises at the deadline.
             pass
         except aiohttp.ClientError as error:
             raise unreachable(url, error) from None
+
+
+async def _more(response: aiohttp.ClientResponse) -> bytes:
+    """What has come, b"" at the end."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                return await _any(response.content, str(response.url))
+
+
+async def _any(content: aiohttp.StreamReader, url: str) -> bytes:
+    """What has come, b"" at the end. Where the parts of a message are malformed aiohttp wakes no
+    reader that waits, and raises an error that is none of its own for one that asks again."""
+    try:
+        return await content.readany()
+    except RuntimeError as error:
+        raise CallFailed(f"{url} broke its answer off: {error}", "garbage") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -16,11 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import DeadlineExceeded, RequestAborted, TriptychError
+from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
 from protocol.types import GenerateRequest
 from services.http.listener import ABORT, ENDED
 from services.http.tasks import ended
 
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _GRACE_S = 1.0  # seconds
 
@@ -151,9 +153,20 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for event in events:
+            while (event := await self._next(events)) is not None:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, events: AsyncGenerator[bytes, None]) -> bytes | None:
+        """The next event, None at the end; for an error that has not become one before, an event
+        that tells of it and the end mark, after which there is nothing more."""
+        try:
+            return await anext(events, None)
+        except TriptychError as error:
+            return self._failed(error) + DONE
+        except Exception:
+            logger.exception("a stream failed")
+            return self._failed(InternalError("internal error")) + DONE
 
     async def _cut_short(
         self, scope: Scope, send: Send, watcher: asyncio.Future[None], error: TriptychError

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -123,5 +124,26 @@ def test_a_client_that_does_not_read_holds_no_place_in_a_crowd() -> None:
                 while made[0] in made[0].connections:
                     made[0].give_way()
                     await asyncio.sleep(0.02)
+
+    run(work)
+
+
+def test_an_error_that_no_one_foresaw_is_told_at_the_end_of_a_stream() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield sse(b"one")
+        raise KeyError("secret")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+        await EventStream(events())(scope, receive, send)
+
+    async def work() -> None:
+        async with listening(app) as address, Client(address) as client:
+            await client.send(post("/x", b"", "connection: close"))
+            answer = await client.rest()
+        assert answer.count(b"data: ") == 3 and answer.endswith(b"0\r\n\r\n")
+        one, error, done = (one.partition(b"\n")[0] for one in answer.split(b"data: ")[1:])
+        assert one == b"one" and done == b"[DONE]" and b"secret" not in error
+        assert json.loads(error)["error"]["type"] == "server_error"
 
     run(work)

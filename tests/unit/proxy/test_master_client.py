@@ -75,8 +75,11 @@ async def test_ends_of_requests_that_no_master_heard_of_are_told_later() -> None
     # What a worker did is old by then: only that nothing is under way any more is told.
     assert told == [Finished(name, aborted=True) for name in ("while it was away", "a")]
     assert not reporter._waiting
+    told.clear()
+    reporter.add(Finished("the last", elapsed_s=1.0))
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
+    assert told == [Finished("the last", elapsed_s=1.0)], "a proxy that ends tells what is left"
     await client.close()
     await runner.cleanup()
 

@@ -1,12 +1,17 @@
 """Answers that are read as they come over aiohttp's connections, without a connection."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from protocol.errors import TriptychError
 from proxy.upstream import sse
-from proxy.upstream.patience import Patience, RawAnswer, events_of
+from proxy.upstream.failures import CallFailed
+from proxy.upstream.patience import Patience, RawAnswer, events_of, patiently, read_whole
 from proxy.upstream.sse import MAX_COMMENTS, MAX_EVENT
 
 
@@ -69,3 +74,57 @@ async def test_comments_without_an_end_are_given_up() -> None:
         async for _ in answer.events():
             pass
     assert response.content.taken <= MAX_COMMENTS // len(comment) + 1
+
+
+@pytest.mark.parametrize("fault", ["breaks", "more"])
+async def test_after_its_end_mark_a_stream_cannot_fail(fault: str) -> None:
+    """The client has the whole answer, and the worker is charged with nothing."""
+
+    class Broken(Content):
+        async def readany(self) -> bytes:
+            if fault == "breaks" and not self._pieces:
+                raise aiohttp.ClientPayloadError("it is gone")
+            return await super().readany()
+
+    response = Response([])
+    response.content = Broken(
+        [b"data: 1\n\n", b"data: [DONE]\n\n", b"data: 2\n\n"][: 2 + (fault == "more")]
+    )
+    answer = RawAnswer(cast(Any, response), Patience.of(60.0), "http://w")
+    assert b"".join([events async for events in answer.events()]) == b"data: 1\n\ndata: [DONE]\n\n"
+
+
+_BROKEN = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def breaking_off() -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    """An answer whose second part does not say how long it is."""
+    read = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_BROKEN)
+        await read.wait()
+        writer.write(b"no number\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, aiohttp.ClientSession() as session:
+        host, port = server.sockets[0].getsockname()
+        async with session.get(f"http://{host}:{port}") as response:
+            asyncio.get_running_loop().call_later(0.05, read.set)
+            yield response
+
+
+async def test_an_answer_in_malformed_parts_is_a_failed_call() -> None:
+    found = []
+    async with breaking_off() as response:
+        with pytest.raises(CallFailed) as failed:
+            async for data in events_of(response, Patience.of(60.0), "http://w"):
+                found.append(data)
+    assert found == [b"1"] and failed.value.kind == "garbage"
+    async with breaking_off() as response:
+        with pytest.raises(CallFailed):
+            await patiently(read_whole(response, 1000), Patience.of(60.0), "http://w")
