@@ -83,14 +83,17 @@ class SharedMemory:
         return True
 
     def discard(self, offset: int, size: int) -> None:
-        """Give back what lies in pages that are all in the range."""
+        """Give back what lies in pages that are all in the range, or keep it if that fails."""
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < end:
-            self._committed[first // self._grain : -(-end // self._grain)] = False
+        if first >= end:
+            return
+        # The mapping takes a descriptor of its own, and there may be none left.
+        with contextlib.suppress(OSError):
             # Through a mapping, as Python has no call to punch a hole into a file.
             with mmap.mmap(self.descriptor, end - first, offset=first) as pages:
                 pages.madvise(mmap.MADV_REMOVE)
+            self._committed[first // self._grain : -(-end // self._grain)] = False
 
     def reader_descriptor(self) -> int:
         """A new descriptor of the same file that allows reading only; the caller closes it.

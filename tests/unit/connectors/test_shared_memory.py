@@ -22,6 +22,7 @@ from connectors.transports.shm import ShmTransport
 from protocol.errors import ConfigError, TransferError
 from tests.conftest import Pass
 from tests.support.shared_regions import allocated_bytes
+from tests.support.shortage import no_files_left
 from tests.support.waiting import until
 
 SIZE = 1 << 20
@@ -136,6 +137,19 @@ def test_what_is_discarded_gives_its_memory_back(memory: None) -> None:
     assert allocated_bytes(region) == SIZE and not region.view[SIZE : 2 * SIZE].any()
     region.commit(SIZE, SIZE)
     assert allocated_bytes(region) == 2 * SIZE
+    region.close()
+
+
+def test_what_cannot_be_discarded_stays_and_is_used_again(memory: None) -> None:
+    region = SharedMemory(SIZE * 8, MemoryBudget(), sparse=True, granule=0)
+    region.commit(SIZE, 2 * SIZE)
+    with no_files_left():
+        region.discard(SIZE, SIZE)
+        assert allocated_bytes(region) == 2 * SIZE
+        region.commit(SIZE, SIZE)
+    assert region._committed.sum() == 2
+    region.discard(SIZE, SIZE)
+    assert allocated_bytes(region) == SIZE and region._committed.sum() == 1
     region.close()
 
 
