@@ -56,7 +56,7 @@ class LocalEC(ECConnector):
                 )
             if not self._make_room(size) and (left is None or not self._push_out(size, left)):
                 return None
-            self._entries[mm_hash] = entry.tensors
+            self._entries[mm_hash] = _own(entry.tensors)
             self._size += size
             self._changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
         for holder in entry.holders:
@@ -157,6 +157,15 @@ class _LocalLoad(ECLoad):
         if not self._done:
             self._done = True
             self._store.ended(self._mm_hash)
+
+
+def _own(tensors: Tensors) -> Tensors:
+    """Without memory that is not counted: one picture of an encoder's run is a view that would keep
+    the whole run."""
+    return {
+        name: tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _nbytes(tensors: Tensors) -> int:

@@ -102,6 +102,18 @@ def test_an_entry_larger_than_the_store_is_refused() -> None:
     assert ec.check_integrity() == []
 
 
+def test_a_picture_does_not_keep_the_run_that_made_it() -> None:
+    """Models return the pictures of one run as views of one tensor."""
+    ec, (first, second) = store(2), torch.split(torch.randn(2 * ROWS, HIDDEN), ROWS)
+    ec.offer("a", Entry({EC_TENSOR: first}, ()))
+    kept = ec.lookup("a")
+    assert kept is not None and torch.equal(kept[EC_TENSOR], first)
+    assert kept[EC_TENSOR].untyped_storage().nbytes() == SIZE == ec.stats().bytes_held
+    whole = second.clone()
+    ec.offer("b", Entry({EC_TENSOR: whole}, ()))
+    assert ec.lookup("b") == {EC_TENSOR: whole}, "what has memory of its own is not copied"
+
+
 def test_a_load_gives_up_in_time(passes: Pass) -> None:
     ec = store(1)
     load = ec.fetch("a", None)
