@@ -15,6 +15,10 @@ from protocol.errors import TransferError
 _CHECKSUM = "blake3"
 
 
+class CorruptFile(TransferError):
+    """The file has been read and is not what was written: it helps no reader."""
+
+
 class UncheckedFile(TransferError):
     """The file is whole and has no checksum: another engine wrote it, and may need it."""
 
@@ -32,19 +36,22 @@ def save(path: Path, tensors: Tensors) -> int:
 def load(path: Path, *, unchecked: bool = False) -> Tensors:
     """In memory of its own, as a mapped file that is cut short would end the process.
 
-    `TransferError` if the file is not one of tensors [tokens, width], or not what was written;
+    `CorruptFile` if the file is not one of tensors [tokens, width], or not what was written;
     `UncheckedFile` if it has no checksum to tell by. With `unchecked` one without (of another
-    engine) is taken as it is.
+    engine) is taken as it is. Another `TransferError` if it cannot be read here and at this time:
+    this process may be out of files or memory.
     """
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
             metadata = file.metadata() or {}
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise CorruptFile(f"EC file {path.parent.name[:16]} is malformed: {error}") from error
+    except (OSError, RuntimeError, MemoryError) as error:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
     expected = metadata.get(_CHECKSUM)
-    refused = UncheckedFile if expected is None else TransferError
+    refused = UncheckedFile if expected is None else CorruptFile
     if EC_TENSOR not in tensors:
         raise refused(f"EC file {path.parent.name[:16]} holds no tensor '{EC_TENSOR}'")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -53,7 +60,7 @@ def load(path: Path, *, unchecked: bool = False) -> Tensors:
     if expected is None and not unchecked:
         raise refused(f"EC file {path.parent.name[:16]} has no checksum (load_unchecked)")
     if expected is not None and _checksum(tensors) != expected:
-        raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")
+        raise CorruptFile(f"EC file {path.parent.name[:16]} is corrupt")
     return tensors
 
 

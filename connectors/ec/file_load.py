@@ -52,15 +52,15 @@ class FileLoad(ECLoad):
         begun = time.monotonic()
         try:
             tensors = file_format.load(self._path, unchecked=self._unchecked)
-        except file_format.UncheckedFile:
-            raise
-        except TransferError:
-            if not self._path.exists():
-                return None  # evicted at this moment
+        except file_format.CorruptFile:
             # Ours, so that it is made again. Another engine may be writing its own at this moment,
             # and may end where one is gone that it has seen.
             if answered_for(self._path):
                 self._path.unlink(missing_ok=True)
+            raise
+        except TransferError:
+            if not self._path.exists():
+                return None  # evicted at this moment
             raise
         self.cancel()
         size = sum(tensor.nbytes for tensor in tensors.values())

@@ -44,19 +44,16 @@ class Folders:
 
     def adopt(self, mm_hash: str) -> tuple[Tensors, int] | None:
         """Answer for an entry of an instance that died: its tensors, and its size on disk in bytes.
-        None if it is of no use, when it is removed, if another engine has written its file anew, or
-        if the disk is full."""
+        None if it is of no use, when it is removed, if another engine has written its file anew, if
+        it cannot be read now, or if the disk is full."""
         try:
             tensors = file_format.load(self.file(mm_hash))
             self._claim(self._root / mm_hash)
             return tensors, self.file(mm_hash).stat().st_size
-        except file_format.UncheckedFile:
+        except (TransferError, OSError) as error:
+            if isinstance(error, file_format.CorruptFile) or not self.exists(mm_hash):
+                shutil.rmtree(self._root / mm_hash, ignore_errors=True)
             return None
-        except TransferError:
-            shutil.rmtree(self._root / mm_hash, ignore_errors=True)
-        except OSError:
-            return None
-        return None
 
     def save(self, mm_hash: str, tensors: Tensors) -> int:
         """The size in bytes of the entry's file, whose owner is written down before it appears.

@@ -1,5 +1,6 @@
 """Embeddings on shared storage that is damaged, full, or left by a dead instance."""
 
+import errno
 import multiprocessing
 import shutil
 from collections.abc import Callable
@@ -9,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from connectors.ec import file_format
 from connectors.ec.files import FILE_NAME
 from protocol.errors import InvalidRequest, TransferError
 from tests.support.ec_folders import arrived, die_holding, entry, store
 from tests.support.forked import killed
+from tests.support.shortage import no_files_left
 
 
 def truncate(path: Path) -> None:
@@ -43,6 +46,42 @@ def test_a_damaged_file_is_refused_and_made_again(
     assert writer.offer("a", entry(1))
     assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
     assert writer.check_integrity() == []
+
+
+def test_a_reader_without_files_left_leaves_a_good_one(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    writer.offer("a", entry(1))
+    arrived(reader, "a")
+    with no_files_left(), pytest.raises(TransferError, match="cannot be read"):
+        arrived(reader, "a")
+    assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "an error"), MemoryError("no memory")])
+def test_a_file_that_cannot_be_read_now_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """By a reader, and by an heir, which may have better luck the next time."""
+    killed(die_holding, tmp_path)
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_format, "safe_open", failing)
+        heir = store(tmp_path)
+        assert heir.find("a", "r") is None
+        with pytest.raises(TransferError, match="cannot be read"):
+            arrived(heir, "a")
+    assert torch.equal(arrived(heir, "a")["ec_cache"], entry(1).tensors["ec_cache"])
+    assert store(tmp_path).find("a", "r") is not None
+
+
+def test_a_folder_of_a_dead_instance_without_a_file_is_removed(tmp_path: Path) -> None:
+    killed(die_holding, tmp_path)
+    (tmp_path / "a" / FILE_NAME).unlink()
+    store(tmp_path)
+    assert not (tmp_path / "a").exists() and (tmp_path / "b").exists()
 
 
 def of_another_engine(root: Path) -> Path:
