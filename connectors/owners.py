@@ -148,6 +148,15 @@ class OwnedFolder:
         self._owner.close()
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file or a folder is there. One that cannot be looked at is not: another user's, or
+    on storage that fails."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def remove(path: Path) -> None:
     """A file or a folder, if it is there."""
     try:

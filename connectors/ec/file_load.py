@@ -10,6 +10,7 @@ from connectors.ec import file_format
 from connectors.ec.folders import answered_for
 from connectors.ec.lease_files import LeaseFiles, drop
 from connectors.meter import Meter
+from connectors.owners import is_there
 from protocol.errors import TransferError, TransferTimeout
 
 
@@ -35,11 +36,18 @@ class FileLoad(ECLoad):
         self._ask()
 
     def _ask(self) -> None:
-        if self._want is None and not self._path.exists():
+        if self._want is None and not is_there(self._path):
             self._want = self._lease_files.want(self._path.parent.name)
 
+    def _stored(self) -> bool:
+        try:
+            return self._path.exists()
+        except OSError as error:
+            name = self._path.parent.name[:16]
+            raise TransferError(f"EC file {name} cannot be looked at: {error}") from error
+
     def poll(self) -> Tensors | None:
-        if self._path.exists():
+        if self._stored():
             return self._read()
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]
@@ -56,10 +64,10 @@ class FileLoad(ECLoad):
             # Ours, so that it is made again. Another engine may be writing its own at this moment,
             # and may end where one is gone that it has seen.
             if answered_for(self._path):
-                self._path.unlink(missing_ok=True)
+                drop(self._path)
             raise
         except TransferError:
-            if not self._path.exists():
+            if not self._stored():
                 return None  # evicted at this moment
             raise
         self.cancel()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from connectors.base import Tensors
 from connectors.ec import file_format
-from connectors.owners import Owner
+from connectors.ec.lease_files import drop
+from connectors.owners import Owner, is_there
 from protocol.errors import TransferError
 
 FILE_NAME = "encoder_cache.safetensors"
@@ -30,7 +31,7 @@ class Folders:
         return self._root / mm_hash / FILE_NAME
 
     def exists(self, mm_hash: str) -> bool:
-        return self.file(mm_hash).exists()
+        return is_there(self.file(mm_hash))
 
     def left(self) -> list[str]:
         """The entries of instances that died, oldest first."""
@@ -51,7 +52,7 @@ class Folders:
             self._claim(self._root / mm_hash)
             return tensors, self.file(mm_hash).stat().st_size
         except (TransferError, OSError) as error:
-            if isinstance(error, file_format.CorruptFile) or not self.exists(mm_hash):
+            if isinstance(error, file_format.CorruptFile) or _gone(self.file(mm_hash)):
                 shutil.rmtree(self._root / mm_hash, ignore_errors=True)
             return None
 
@@ -70,7 +71,7 @@ class Folders:
         except OSError as error:
             raise TransferError(f"media item {mm_hash[:16]} cannot be written: {error}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            drop(temporary)
         raise TransferError(
             f"another process keeps removing the EC folder of media item {mm_hash[:16]}"
         )
@@ -83,7 +84,7 @@ class Folders:
             temporary.write_text(self._owner.name)
             temporary.replace(folder / _OWNER)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            drop(temporary)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # if it was made for this
             raise
@@ -125,7 +126,7 @@ class Folders:
     def lost(self, mm_hash: str) -> bool:
         """Whether the file of an entry that is ours is gone, other than with the whole entry."""
         folder = self._root / mm_hash
-        return not self.exists(mm_hash) and folder.exists() and self._ours(folder)
+        return _gone(self.file(mm_hash)) and is_there(folder) and self._ours(folder)
 
     def close(self) -> bool:
         """Write no more; whether no other instance does."""
@@ -136,4 +137,12 @@ class Folders:
 def answered_for(file: Path) -> bool:
     """Whether an instance, which may be dead, has put the file of an entry; those of other engines
     have no name beside them."""
-    return (file.parent / _OWNER).exists()
+    return is_there(file.parent / _OWNER)
+
+
+def _gone(path: Path) -> bool:
+    """Whether a file is not there for certain: one that cannot be looked at may be."""
+    try:
+        return not path.exists()
+    except OSError:
+        return False

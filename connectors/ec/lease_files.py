@@ -15,6 +15,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from connectors.owners import is_there
+
 _KEPT = ".kept-"
 _DONE = ".done-"
 _WANT = ".want"
@@ -56,17 +58,17 @@ class LeaseFiles:
         try:
             kept.touch()
         except OSError:
-            done.unlink(missing_ok=True)
+            drop(done)
             return False
-        if done.exists():
-            done.unlink(missing_ok=True)
-            kept.unlink(missing_ok=True)
+        if is_there(done):
+            drop(done)
+            drop(kept)
             return False
         return True
 
     def lapse(self, mm_hash: str, holder: str) -> None:
         """A request is not waited for any more."""
-        self._kept(mm_hash, holder).unlink(missing_ok=True)
+        drop(self._kept(mm_hash, holder))
 
     def done(self, mm_hash: str, holder: str) -> None:
         """A request does not need an entry any more."""
@@ -117,8 +119,9 @@ class LeaseFiles:
             drop(path)
 
     def _waiting(self) -> list[Path]:
-        patterns = (f"{_DONE}*", f"{_WANT}/*")
-        return [path for pattern in patterns for path in self._root.glob(pattern)]
+        want = self._root / _WANT
+        done = [name for name in _names(self._root) if name.startswith(_DONE)]
+        return [self._root / name for name in done] + [want / name for name in _names(want)]
 
     def clear(self) -> None:
         """Remove what no instance is there for."""
@@ -134,7 +137,7 @@ def kept_in(folder: Path) -> set[str]:
 
 
 def drop(path: Path) -> None:
-    """Remove a mark."""
+    """Remove a mark or a file, if that can be done."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -122,11 +122,20 @@ class FilesTransport(Transport):
             raise TransferError(
                 f"shared_storage: '{wanted.folder[:80]}' is not the folder of a region"
             )
-        if not (self._root / wanted.folder).is_dir() or wanted.nbytes <= 0 or wanted.granule <= 0:
+        if not self._finds(wanted.folder) or wanted.nbytes <= 0 or wanted.granule <= 0:
             raise TransferError(
                 f"shared_storage: {wanted.folder} is not in {self._root} (shared_storage_path)"
             )
         self._peers[peer, region] = wanted
+
+    def _finds(self, folder: str) -> bool:
+        # A peer gave the name: it may be too long, or a folder of another user.
+        try:
+            return (self._root / folder).is_dir()
+        except OSError as error:
+            raise TransferError(
+                f"shared_storage: {folder[:80]} cannot be looked at: {error.strerror}"
+            ) from None
 
     def offer(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer:
         """Write whole granules; the memory must not change until that has ended."""

@@ -5,9 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from blake3 import blake3
 
 from connectors.tiers.files import disk_bytes
+from connectors.transports.files import FilesTransport
+from protocol.errors import TransferError
 from tests.support.links import linked
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +38,19 @@ def test_blocks_that_are_damaged_on_disk_are_refused(tmp_path: Path, how: str) -
         link.fails(load)
         link.until(lambda: ref.request_id in link.producer.ended)
         link.works()
+
+
+def test_a_region_in_a_folder_that_cannot_be_looked_at_is_a_failed_handshake(
+    tmp_path: Path,
+) -> None:
+    """A peer may name any."""
+    transport = FilesTransport(tmp_path)
+    body = msgspec.msgpack.encode(
+        {"folder": f".regions-{'x' * 300}/kv", "nbytes": 4096, "granule": 4096}
+    )
+    with pytest.raises(TransferError, match="cannot be looked at: File name too long"):
+        transport.connect("peer", "kv", blake3(body).digest() + body)
+    transport.close()
 
 
 FULL = """

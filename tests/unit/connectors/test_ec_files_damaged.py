@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from connectors.ec import file_format
 from connectors.ec.files import FILE_NAME
+from connectors.ec.lease_files import LeaseFiles
 from protocol.errors import InvalidRequest, TransferError
 from tests.support.ec_folders import arrived, die_holding, entry, store
 from tests.support.forked import killed
@@ -82,6 +83,61 @@ def test_a_folder_of_a_dead_instance_without_a_file_is_removed(tmp_path: Path) -
     (tmp_path / "a" / FILE_NAME).unlink()
     store(tmp_path)
     assert not (tmp_path / "a").exists() and (tmp_path / "b").exists()
+
+
+def deny(patch: pytest.MonkeyPatch, folder: Path, *calls: str) -> None:
+    """Calls of `Path` about what is in a folder are refused, as of another user."""
+
+    def refusing(call: Callable[..., object]) -> Callable[..., object]:
+        def refused(path: Path, *args: object, **options: object) -> object:
+            if path.parent == folder:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *args, **options)
+
+        return refused
+
+    for name in calls:
+        patch.setattr(Path, name, refusing(getattr(Path, name)))
+
+
+def test_a_file_that_cannot_be_looked_at_fails_one_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    writer.offer("a", entry(1, "r"))
+    with monkeypatch.context() as patch:
+        deny(patch, tmp_path / "a", "stat", "unlink")
+        load = reader.fetch("a", None)
+        with pytest.raises(TransferError, match="EC file a cannot be looked at"):
+            load.poll()
+        load.cancel()
+        reader.release("a", None, "r")
+        assert writer.check_integrity() == []
+        assert writer.find("a", "r") is None
+    assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
+    assert writer.offer("a", entry(1)) and writer.check_integrity() == []
+
+
+def test_a_damaged_file_that_cannot_be_removed_fails_one_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    writer.offer("a", entry(1))
+    flip(tmp_path / "a" / FILE_NAME)
+    with monkeypatch.context() as patch:
+        deny(patch, tmp_path / "a", "unlink")
+        with pytest.raises(TransferError, match="corrupt"):
+            arrived(reader, "a")
+
+
+def test_marks_on_storage_that_fails_are_done_without(tmp_path: Path) -> None:
+    """No call about a name that is too long is possible."""
+    marks = LeaseFiles(tmp_path / ("x" * 300), 30.0)
+    assert not marks.keep("a", "r") and marks.want("a") is None and not marks.wanted("a")
+    marks.lapse("a", "r")
+    marks.done("a", "r")
+    marks.sweep()
+    marks.clear()
 
 
 def of_another_engine(root: Path) -> Path:
