@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import stat
 from pathlib import Path
 
 import torch
@@ -27,7 +29,13 @@ def save(path: Path, tensors: Tensors) -> int:
     """The file's size in bytes. `TransferError` if the disk does not take it."""
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
+        # safetensors makes files of its own that no other user can read. What is touched here has
+        # the mode that the umask allows, which cannot be read without setting it for all threads.
+        path.touch()
+        mode = stat.S_IMODE(path.stat().st_mode)
         save_file(host, path, metadata={_CHECKSUM: _checksum(host)})
+        with contextlib.suppress(OSError):  # a file system without modes
+            path.chmod(mode)
         return path.stat().st_size
     except (OSError, SafetensorError) as error:
         raise TransferError(f"the EC file cannot be written: {error}") from error

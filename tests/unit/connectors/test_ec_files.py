@@ -1,5 +1,7 @@
 """Embeddings on shared storage: whole files or none, after any fault."""
 
+import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -24,6 +26,18 @@ def test_an_entry_has_the_layout_that_vllm_reads(tmp_path: Path) -> None:
     assert torch.equal(load_file(path)["ec_cache"], entry(1).tensors["ec_cache"])
     writer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_other_users_can_read_what_the_umask_lets_them(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    writer, before = store(tmp_path), os.umask(umask)
+    try:
+        writer.offer("a", entry(1))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a" / FILE_NAME).stat().st_mode) == mode
 
 
 def test_a_file_that_vllm_has_written_is_read(tmp_path: Path) -> None:
