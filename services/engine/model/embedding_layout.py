@@ -8,6 +8,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
+from services.engine.containment import is_out_of_memory
 from services.engine.scheduling.seams import length_mismatch
 
 
@@ -36,9 +37,17 @@ class EmbeddingLayout:
         return (1 + self.deepstack) * self.width * self.dtype.itemsize
 
     def taken(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
-        """`fitted`, on the model's device."""
+        """`fitted`, on the model's device. `TransferError` also if that has no memory left: it
+        concerns the requests of this entry, and no others."""
         fitted = self.fitted(mm_hash, tensors, tokens)
-        return {name: tensor.to(self.device) for name, tensor in fitted.items()}
+        try:
+            return {name: tensor.to(self.device) for name, tensor in fitted.items()}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TransferError(
+                f"media item {mm_hash[:16]}: no memory is left for its embeddings on {self.device}"
+            ) from error
 
     def fitted(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
         """An entry as this model takes it. vLLM puts all tensors side by side into the main one.

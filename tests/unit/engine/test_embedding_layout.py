@@ -56,6 +56,29 @@ def test_anything_else_is_refused(tensors: Tensors) -> None:
         LAYOUT.fitted("a", tensors, TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), TransferError),
+        (RuntimeError("CUDA error: an illegal memory access"), RuntimeError),
+    ],
+    ids=["memory", "device"],
+)
+def test_a_device_without_memory_fails_one_entry(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    """After another error the device may compute nothing more."""
+
+    def failing(*_: object) -> torch.Tensor:
+        raise error
+
+    given = entry()
+    assert LAYOUT.taken("a", given, TOKENS) == given
+    monkeypatch.setattr(torch.Tensor, "to", failing)
+    with pytest.raises(raised, match="memory"):
+        LAYOUT.taken("a", given, TOKENS)
+
+
 def test_another_number_of_tokens_is_told_apart() -> None:
     with pytest.raises(TransferError, match=r"made 5 embeddings.* has 6 tokens") as caught:
         LAYOUT.fitted("a", entry(tokens=5), TOKENS)
