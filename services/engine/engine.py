@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 
 from connectors.meter import TransferStats
 from connectors.node import Readable
@@ -13,6 +15,8 @@ from services.engine.containment import StepGuard, added
 from services.engine.hardware import memory_gauges
 from services.engine.messages import Stage
 from services.engine.reports import counters_of, gauges_of
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Assembly):
@@ -91,6 +95,20 @@ class Engine(Assembly):
         self._poll()
         if self.generate is not None:
             self.generate.transfers.serve()
+
+    @contextlib.contextmanager
+    def occupied(self) -> Iterator[None]:
+        """While a command takes long that calls no connector: peers that ask hear that this engine
+        computes, as they do while a step runs."""
+        served = contextlib.ExitStack()
+        served.enter_context(self._connectors.meanwhile())
+        try:
+            yield
+        finally:
+            try:
+                served.close()
+            except Exception:  # the command is done, and the next step polls what failed again
+                logger.exception("peers could not be served during a command")
 
     @property
     def wait_s(self) -> float:

@@ -182,11 +182,14 @@ class EngineProcess:
             case messages.ResetCaches(prefix, encoder):
                 engine.reset_caches(prefix=prefix, encoder=encoder)
             case messages.Profile(path):
-                self._profiler.stop(path) if path else self._profiler.start()
+                with engine.occupied():
+                    self._profiler.stop(path) if path else self._profiler.start()
             case messages.Query():
                 self._send(reports.answer(engine, command))
             case messages.LoadAdapter() | messages.UnloadAdapter():
-                self._send(reports.adapters_after(engine.adapters, command))
+                with engine.occupied():
+                    table = reports.adapters_after(engine.adapters, command)
+                self._send(table)
             case messages.SetLogLevel(level):
                 set_log_level(level)
             case messages.Shutdown():

@@ -6,17 +6,21 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
 
 from connectors.config import ECConfig, KVConfig
 from connectors.messages import Alive, Heartbeat
-from services.engine import messages
+from connectors.side_server import SideServer
+from services.engine import messages, process
 from services.engine.config import EngineConfig
 from services.engine.messages import Event, Fatal, Query, Ready, Start, Statistics, decode_event
 from tests.conftest import ModelDir
+from tests.support import engines
 from tests.support.forked import EngineProcess
 from tests.support.raw_peers import RawConsumer
 from tests.support.tiny_models import STATEFUL_FAMILY
+from tests.support.waiting import until
 
 BOUND_S = 60.0
 encode = msgspec.json.encode
@@ -150,3 +154,57 @@ def test_an_engine_whose_worker_stalls_serves_its_peers_and_ends_with_it(
         peer.close()
         stalled.close()
     assert list((tmp_path / "shm").iterdir()) == []
+
+
+class WithoutWorker(process.EngineProcess):
+    """Keeps what it says."""
+
+    def __init__(self) -> None:
+        self.said: list[Event] = []
+
+    def _send(self, event: Event) -> None:
+        self.said.append(event)
+
+
+class SlowAdapters:
+    """One takes as long to load as `peer` takes to hear that the engine computes."""
+
+    def __init__(self, peer: RawConsumer) -> None:
+        self.revisions = {"a": "r"}
+        self._peer = peer
+
+    def load(self, name: str, folder: Path) -> None:
+        until(lambda: isinstance(self._peer.heard(), Alive))
+
+    def unload(self, name: str) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_peers_hear_of_an_engine_that_loads_an_adapter(
+    model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, broken: bool
+) -> None:
+    """What goes wrong with them meanwhile is no reason to end."""
+    kv = KVConfig("shm", path=str(tmp_path / "shm"))
+    engine = engines.engine(model_dir("qwen3"), num_blocks=8, kv=kv)
+    assert engine.kv is not None
+    peer = RawConsumer(engine.kv.endpoint()["remote_port"])
+    try:
+        engine.adapters = SlowAdapters(peer)  # type: ignore[assignment]
+        peer.say(Heartbeat([]))
+        worker, said = WithoutWorker(), SideServer.say_computing
+
+        def failing(server: SideServer, step_s: float) -> None:
+            said(server, step_s)
+            if server.waiting:  # it has heard the peer, and answered
+                raise OSError("a network that fails")
+
+        with monkeypatch.context() as patch:
+            if broken:
+                patch.setattr(SideServer, "say_computing", failing)
+            worker._handle(engine, messages.LoadAdapter(3, "a", "folder"), [], [])
+        assert worker.said == [messages.AdapterTable(3, {"a": "r"})]
+        engine.step()
+    finally:
+        peer.close()
+        engine.close()
