@@ -19,6 +19,7 @@ from connectors.transports.base import Transport
 from protocol.curve import Curve
 
 _LOOK_S = 0.1  # how often peers that ask are looked for while a step computes
+_PAUSE = 0.25  # of the timeout: the most that one long step of our own counts as a peer's silence
 Readable = zmq.Socket[bytes] | int
 """A socket or a file descriptor."""
 
@@ -41,7 +42,7 @@ class Node:
         self.instance_id = uuid.uuid4().hex
         self.transport = make(self.instance_id)
         self.server = SideServer(options.host, options.port, options.curve)
-        self.client = SideClient(options.curve)
+        self.client = SideClient(options.curve, options.timeout_s * _PAUSE)
         self._identity = Identity(self.instance_id)
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)

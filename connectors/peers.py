@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass, field
 
 from connectors.messages import Hello, Refused, Welcome
@@ -59,7 +58,7 @@ class _Handshake:
     query: int  # number of the question, which its answer repeats
     connection: int | None  # number of the connection that it was begun on
     region: str  # memory of the peer that is to be read
-    deadline: float  # of the monotonic clock
+    deadline: float  # by the client's `listened_s`
     producer: str | None = None  # instance that answered, None until it has
     connecting: Transfer | None = None  # what the region's memory still waits for
     error: TransferError | None = None  # why it failed, kept for those who ask later
@@ -116,7 +115,7 @@ class Peers:
                 handshake.error = TransferError(
                     f"the side channel cannot connect to {address[0]}:{address[1]}"
                 )
-            elif time.monotonic() > self._deadline(address, handshake):
+            elif self._client.listened_s > self._deadline(address, handshake):
                 handshake.error = TransferTimeout(
                     f"the peer at {address[0]}:{address[1]} did not answer the handshake"
                 )
@@ -152,7 +151,7 @@ class Peers:
             self._identity.expects.get(region, ""),
         )
         sent = self._client.send(address, hello)
-        deadline = time.monotonic() + self._timeout
+        deadline = self._client.listened_s + self._timeout
         # Only sending makes a connection, so it is looked at afterwards.
         handshake = _Handshake(query, self._client.connection_number(address), region, deadline)
         if not sent:

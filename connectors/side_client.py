@@ -28,8 +28,8 @@ _BROKEN_S = 30.0  # how long a connection that is not there is tried again
 class SideClient:
     """The consumer's end: a connection per producer, made when first needed."""
 
-    def __init__(self, curve: Curve | None = None) -> None:
-        """With `curve`, of producers of the fleet alone."""
+    def __init__(self, curve: Curve | None = None, most_pause_s: float = math.inf) -> None:
+        """With `curve`, of producers of the fleet alone. `most_pause_s`: see `listened_s`."""
         self._curve = curve
         self._refusals = Refusals()
         self._numbers = itertools.count()
@@ -37,6 +37,9 @@ class SideClient:
         self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
         self._connections: dict[Address, Connection] = {}
         self._closed = False
+        self._most_pause_s = most_pause_s
+        self._listened_s = 0.0
+        self._polled = time.monotonic()
 
     @property
     def refused(self) -> int:
@@ -62,10 +65,21 @@ class SideClient:
         # ZMQ would take the host of "a;b" for two.
         if not is_plain_host(peer[0]):
             raise ValueError(f"'{peer[0][:128]}' is no host")
-        connection = self._connections[peer] = Connection(*peer, self._numbers, self._curve)
+        connection = self._connections[peer] = Connection(
+            *peer, self._numbers, lambda: self.listened_s, self._curve
+        )
         return connection
 
+    @property
+    def listened_s(self) -> float:
+        """The clock by which peers are silent. The time between two polls counts for at most
+        `most_pause_s`: while its own engine makes a long step this end neither asks nor listens,
+        which is no fault of a peer. Some of it counts, so that one that is lost is noticed after
+        some steps, however long they are."""
+        return self._listened_s + min(time.monotonic() - self._polled, self._most_pause_s)
+
     def poll(self) -> None:
+        self._listened_s, self._polled = self.listened_s, time.monotonic()
         for peer, connection in list(self._connections.items()):
             for frames in connection.receive():
                 self._dispatch(peer, connection, frames)
@@ -109,17 +123,17 @@ class SideClient:
         ]
 
     def silent_s(self, peer: Address) -> float:
-        """Seconds since the peer last said anything."""
+        """Seconds of `listened_s` since the peer last said anything."""
         connection = self._connections.get(peer)
-        return 0.0 if connection is None else time.monotonic() - connection.heard
+        return 0.0 if connection is None else self.listened_s - connection.heard
 
     def computing(self, peer: Address) -> tuple[float, float]:
-        """When a peer last said that it computes a step (`time.monotonic`, minus infinity if it
+        """When a peer last said that it computes a step (by `listened_s`, minus infinity if it
         never has), and for how many seconds by now, 0 if it has ended."""
         connection = self._connections.get(peer)
         if connection is None:
             return -math.inf, 0.0
-        so_far_s = time.monotonic() - connection.computing + connection.step_s
+        so_far_s = self.listened_s - connection.computing + connection.step_s
         return connection.computing, so_far_s if connection.step_s else 0.0
 
     def forget(self, peer: Address) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -67,10 +67,15 @@ class Connection:
     """
 
     def __init__(
-        self, host: str, port: int, numbers: Iterator[int], curve: Curve | None = None
+        self,
+        host: str,
+        port: int,
+        numbers: Iterator[int],
+        clock: Callable[[], float],
+        curve: Curve | None = None,
     ) -> None:
-        """With `curve`, to a producer of the fleet alone. `zmq.ZMQError` or `UnicodeError` if
-        `host` is no address."""
+        """By `clock` it is noted when the peer was `heard`. With `curve`, to a producer of the
+        fleet alone. `zmq.ZMQError` or `UnicodeError` if `host` is no address."""
         self.socket = open_socket(zmq.DEALER, linger_ms=_LINGER_MS)
         if curve is not None:
             curve.connect(self.socket)
@@ -78,7 +83,8 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, _CONNECT_MS)
-        self.heard = time.monotonic()
+        self._clock = clock
+        self.heard = clock()
         self.broken_since: float | None = None
         self.computing = -math.inf
         self.step_s = 0.0
@@ -94,7 +100,7 @@ class Connection:
 
     def receive(self) -> Iterator[list[bytes]]:
         for frames in receive(self.socket):
-            self.heard = time.monotonic()
+            self.heard = self._clock()
             yield frames
 
     def watch(self) -> None:

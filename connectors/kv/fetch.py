@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -59,7 +58,7 @@ class Fetch(KVLoad):
         self.held: bool | None = None
         self._consumer = consumer
         self._num_blocks = num_blocks
-        self._since = time.monotonic()
+        self._since = consumer.client.listened_s
         self._peer: str | None = None
         self._ready: list[int] = []
         self._copies = Copies(consumer.transport, consumer.options.block_bytes)
@@ -170,7 +169,7 @@ class Fetch(KVLoad):
                 f"request {self.ref.request_id}: the producer offered {len(self._ready)} blocks "
                 f"instead of {self._num_blocks}"
             )
-        self._confirmed = time.monotonic()
+        self._confirmed = self._consumer.client.listened_s
         self._consumer.confirm(self)
 
     def _connect(self) -> None:
@@ -190,7 +189,8 @@ class Fetch(KVLoad):
     def _check_peer(self) -> None:
         """Notice a producer that is gone, was so for a moment, or has said nothing for too long
         since it was asked."""
-        client, now = self._consumer.client, time.monotonic()
+        client = self._consumer.client
+        now = client.listened_s
         # The connection may be old, and was silent while no fetch asked for anything.
         silent_s = min(client.silent_s(self.address), now - self._since)
         computing, step_s = client.computing(self.address)

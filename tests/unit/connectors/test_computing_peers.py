@@ -16,11 +16,14 @@ from connectors.kv.base import KVLoad
 from connectors.messages import Alive, Heartbeat, Hello, KVFetched, Welcome
 from connectors.side_client import SideClient
 from connectors.side_server import SideServer
+from protocol.errors import TransferTimeout
+from tests.conftest import Pass
 from tests.support.links import Link, linked
-from tests.support.raw_peers import RawConsumer
+from tests.support.raw_peers import RawConsumer, RawProducer
 
 SILENCE_S = 1.5
 STEP_S = 1.4 * SILENCE_S
+OWN_STEP_S = 25.0
 BOUND_S = 30.0
 PEER = """
 from connectors.side_server import SideServer
@@ -55,6 +58,15 @@ def computing(link: Link, load: KVLoad) -> None:
      ("ucx", "growing")],
 )  # fmt: skip
 def test_a_producer_that_computes_is_not_silent(link: Link, when: str) -> None:
+    load = waiting(link, when)
+    computing(link, load)
+    load.place(0, [0, 3])
+    assert link.copied(load).num_tokens == 32
+    assert link.consumer.pool[[0, 3]].equal(link.producer.pool[[1, 2]])
+
+
+def waiting(link: Link, when: str) -> KVLoad:
+    """A fetch that waits for its producer."""
     link.works()
     if when == "handshake":
         link.consumer.node.peers.lost(link.producer.node.address)
@@ -72,10 +84,68 @@ def test_a_producer_that_computes_is_not_silent(link: Link, when: str) -> None:
 
         link.consumer.node.client.send = noted  # type: ignore[method-assign]
         until(lambda: any(asked), link.producer.poll, link.consumer.poll, load.poll)
-    computing(link, load)
-    load.place(0, [0, 3])
-    assert link.copied(load).num_tokens == 32
-    assert link.consumer.pool[[0, 3]].equal(link.producer.pool[[1, 2]])
+    return load
+
+
+def own_step(link: Link, passes: Pass) -> None:
+    """One of the consumer's engine, which is longer than a producer may be silent."""
+    passes(OWN_STEP_S)
+    link.consumer.poll()
+
+
+@pytest.mark.parametrize("when", ["handshake", "growing", "confirming"])
+def test_a_long_step_of_ones_own_is_no_silence_of_a_producer(
+    tmp_path: Path, passes: Pass, when: str
+) -> None:
+    with linked("shm", tmp_path, lease_s=60.0) as link:
+        load = waiting(link, when)
+        if when == "growing":
+            link.until(lambda: load.poll() or load.fed)
+        assert load.poll() is None
+        own_step(link, passes)
+        assert load.poll() is None
+        load.place(0, [0, 3])
+        assert link.copied(load).num_tokens == 32
+        assert link.consumer.pool[[0, 3]].equal(link.producer.pool[[1, 2]])
+
+
+def test_a_producer_that_answers_outlasts_any_number_of_long_steps(
+    tmp_path: Path, passes: Pass
+) -> None:
+    """One question leaves in each poll between two of them."""
+    with linked("shm", tmp_path, lease_s=60.0) as link:
+        load = waiting(link, "growing")
+        link.until(lambda: load.poll() or load.fed)
+        client = link.consumer.node.client
+        for _ in range(10):
+            own_step(link, passes)
+            assert load.poll() is None
+            until(lambda: any(one.poll(0) for one in client.sockets), link.producer.poll)
+        load.place(0, [0, 3])
+        assert link.copied(load).num_tokens == 32
+
+
+def test_a_silent_producer_is_given_up_after_some_long_steps(tmp_path: Path, passes: Pass) -> None:
+    with linked("shm", tmp_path) as link:
+        producer = RawProducer(link.producer.node)
+        load = link.consumer.kv.fetch(producer.ref("r", 16), 1)
+        link.until(lambda: load.poll() or producer.took("KVWant"))
+        with pytest.raises(TransferTimeout, match="kv_timeout"):
+            for _ in range(5):
+                own_step(link, passes)
+                assert load.poll() is None
+        load.cancel()
+        producer.close()
+
+
+def test_a_pause_counts_up_to_a_bound_and_time_between_polls_in_full(passes: Pass) -> None:
+    client = SideClient(most_pause_s=5.0)
+    begun = client.listened_s
+    for seconds in (3.0, 4.0, 100.0):
+        passes(seconds)
+        client.poll()
+    assert 12.0 <= client.listened_s - begun < 13.0
+    client.close()
 
 
 def until(done: Callable[[], bool], *work: Callable[[], object]) -> None:

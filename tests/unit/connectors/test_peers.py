@@ -1,6 +1,7 @@
 """Handshakes with producers that answer, are silent, or cannot be reached."""
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ class Client:
         self.forgotten: list[Address] = []
         self.sends = True
         self.now_computing = -math.inf
+
+    @property
+    def listened_s(self) -> float:
+        return time.monotonic()
 
     def on(self, kind: type, handler: Any) -> None:
         self.handlers[kind] = handler
@@ -72,7 +77,7 @@ def client() -> Client:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock, as its only entry."""
     clock = [50.0]
-    monkeypatch.setattr("connectors.peers.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     return clock
 
 
