@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -190,9 +191,12 @@ class Reporter:
                 if not await self._told():
                     await asyncio.sleep(_AGAIN_S)
         finally:
-            # Those that were under way may be told twice, which changes nothing.
-            if (left := [*self._telling, *self._waiting]) and self._client.present:
-                await self._tell(FINISHED_PATH, FinishedReports(left))
+            # A master may have heard of those under way: only their ends are told again, since a
+            # failure would count twice.
+            self._keep_ends(self._telling)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TELL_S):
+                    await self._told()
 
     async def _told(self) -> bool:
         """Tell what waits; whether a master has taken it."""

@@ -75,11 +75,45 @@ async def test_ends_of_requests_that_no_master_heard_of_are_told_later() -> None
     # What a worker did is old by then: only that nothing is under way any more is told.
     assert told == [Finished(name, aborted=True) for name in ("while it was away", "a")]
     assert not reporter._waiting
+    await eventually(lambda: not reporter._telling)  # its answer has come
     told.clear()
     reporter.add(Finished("the last", elapsed_s=1.0))
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
     assert told == [Finished("the last", elapsed_s=1.0)], "a proxy that ends tells what is left"
+    await client.close()
+    await runner.cleanup()
+
+
+async def test_a_proxy_that_ends_tells_no_failure_twice() -> None:
+    told: list[list[Finished]] = []
+    heard, go_on = asyncio.Event(), asyncio.Event()
+
+    async def over(request: web.Request) -> web.Response:
+        told.append(msgspec.msgpack.decode(await request.read(), type=FinishedReports).reports)
+        heard.set()
+        await go_on.wait()
+        return web.Response(body=msgspec.msgpack.encode(LeaseAnswer(True)))
+
+    app = web.Application()
+    app.router.add_post(FINISHED_PATH, over)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = UpstreamClient(5.0)
+    link = MasterClient(["http://{}:{}".format(*runner.addresses[0][:2])], client)
+    link.heard(link.url)
+    reporter = Reporter(link)
+    telling = asyncio.create_task(reporter.run())
+    reporter.add(Finished("a", failed=["d0"]))
+    await heard.wait()
+    reporter.add(Finished("b", failed=["d1"]))
+    go_on.set()
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    first, *later = told
+    assert first == [Finished("a", failed=["d0"])]
+    assert later == [[Finished("a", aborted=True), Finished("b", failed=["d1"])]]
     await client.close()
     await runner.cleanup()
 
