@@ -61,9 +61,9 @@ def master(stack: Stack) -> Process:
     return stack.start_plain("services.master", "--lease", "3")
 
 
-def mock(stack: Stack, role: str, master_url: str) -> Process:
+def mock(stack: Stack, role: str, master_url: str, speed: str = "20") -> Process:
     return stack.start(
-        "services.mock", "--role", role, "--speed", "20", "--master-url", master_url,
+        "services.mock", "--role", role, "--speed", speed, "--master-url", master_url,
         "--heartbeat-interval", "0.3", "--log-level", "warning",
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_a_full_fleet_is_refused_by_the_master_at_once(fleet: Fleet) -> None:
     with running(fleet.stack.model) as stack:
         full = stack.start_plain("services.master", "--max-queue", "0", "--busy-requests", "1")
         url = full.wait_ready()
-        worker = mock(stack, "pdfusion", url)
+        worker = mock(stack, "pdfusion", url, speed="0.5")
         worker.wait_ready()
         server = stack.start("proxy", "--master-url", url, "--max-retries", "0")
         server.wait_ready()
