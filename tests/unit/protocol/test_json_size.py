@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -20,26 +21,37 @@ from protocol.responses import _RESPONSES
 from protocol.rtp_requests import json_object
 
 PICTURE = b"iVBORw0KGgo/" * 700_000
-SCHEMA = json.dumps({f"name{i}": {"type": "string", "pattern": "[a-z], ?"} for i in range(70_000)})
 DRAWN = random.Random(1)
+
+
+def schema() -> str:
+    return json.dumps(
+        {f"name{i}": {"type": "string", "pattern": "[a-z], ?"} for i in range(70_000)}
+    )
 
 
 def listed(one: bytes, count: int) -> bytes:
     return b'{"messages":[{"role":"user","content":[' + b",".join([one] * count) + b"]}]}"
 
 
-HEAVY = {
-    "lists": listed(b"[]", MOST_VALUES),
-    "lists in lists": listed(b"[[]]", MOST_VALUES // 2),
-    "objects": listed(b"{}", MOST_VALUES),
-    "texts": listed(b'""', MOST_VALUES),
-    "pictures": listed(b'{"type":"image_url","image_url":{"url":"x"}}', 80_000),
-    "lists behind a picture": b'{"url":"' + PICTURE + b'","a":' + listed(b"[]", MOST_VALUES) + b"}",
-    "lists behind an escape": b'{"a":"\\"' + b"\\\\" * 9000 + b'","a":[' + b"[]," * MOST_VALUES,
-    "numbers": b'{"prompt":[' + b"7," * (MOST_PLAIN // 2) + b"7]}",
-    "digits": b'{"prompt":[' + (b"7" * 4000 + b",") * (MOST_PLAIN // 4000) + b"7]}",
-    "quotes in a text": b'{"prompt":"' + b'\\"a' * (MOST_ESCAPED // 3) + b'a\\"' * 10_000 + b'"}',
-    "nothing but quotes": b'"' * (2 * MOST_VALUES + 2),
+HEAVY: dict[str, Callable[[], bytes]] = {  # made by the test that takes it
+    "lists": lambda: listed(b"[]", MOST_VALUES),
+    "lists in lists": lambda: listed(b"[[]]", MOST_VALUES // 2),
+    "objects": lambda: listed(b"{}", MOST_VALUES),
+    "texts": lambda: listed(b'""', MOST_VALUES),
+    "pictures": lambda: listed(b'{"type":"image_url","image_url":{"url":"x"}}', 80_000),
+    "lists behind a picture": lambda: (
+        b'{"url":"' + PICTURE + b'","a":' + listed(b"[]", MOST_VALUES) + b"}"
+    ),
+    "lists behind an escape": lambda: (
+        b'{"a":"\\"' + b"\\\\" * 9000 + b'","a":[' + b"[]," * MOST_VALUES
+    ),
+    "numbers": lambda: b'{"prompt":[' + b"7," * (MOST_PLAIN // 2) + b"7]}",
+    "digits": lambda: b'{"prompt":[' + (b"7" * 4000 + b",") * (MOST_PLAIN // 4000) + b"7]}",
+    "quotes in a text": lambda: (
+        b'{"prompt":"' + b'\\"a' * (MOST_ESCAPED // 3) + b'a\\"' * 10_000 + b'"}'
+    ),
+    "nothing but quotes": lambda: b'"' * (2 * MOST_VALUES + 2),
 }
 
 
@@ -47,37 +59,37 @@ HEAVY = {
 def test_heavy_json_is_refused_before_it_is_decoded(name: str) -> None:
     decoded: list[bytes] = []
     with pytest.raises(PayloadTooLarge, match=r"more than \d+ .* in its JSON"):
-        accepted(decoded.append, HEAVY[name])
+        accepted(decoded.append, HEAVY[name]())
     assert not decoded
 
 
 @pytest.mark.parametrize("decode", [decode_chat, decode_completion, json_object, check_json])
 def test_every_way_to_decode_a_body_refuses_it(decode: Any) -> None:
     with pytest.raises(PayloadTooLarge):
-        decode(HEAVY["lists"])
+        decode(HEAVY["lists"]())
     with pytest.raises(PayloadTooLarge):
-        json_object(json.dumps(HEAVY["lists"].decode()).encode())
+        json_object(json.dumps(HEAVY["lists"]().decode()).encode())
 
 
-SANE = {
-    "a picture": {"url": f"data:image/png;base64,{PICTURE.decode()}"},
-    "slashes as PHP writes them": PICTURE.replace(b"/", b"\\/").decode(),
-    "many pictures": [{"url": PICTURE[: 20_000 + i].decode()} for i in range(1000)],
-    "a long text with commas": {"prompt": "well, yes, [so] {it} " * 200_000},
-    "a schema in a text": {"guided_json": SCHEMA},
-    "a schema": {"guided_json": json.loads(SCHEMA)},
-    "token ids": {"prompt": [DRAWN.randrange(150_000) for _ in range(1_000_000)]},
-    "inputs of token ids": {"input": [[DRAWN.randrange(150_000) for _ in range(400)]] * 2048},
-    "turns": [{"role": "user", "content": [{"type": "text", "text": 'a "b"\n' * 20}]}] * 20_000,
-    "tools": [{"function": {"name": f"f{i}", "parameters": {"a": {}}}} for i in range(20_000)],
-    "a bias of each token": {"logit_bias": {str(i): -1.5 for i in range(152_000)}},
+SANE: dict[str, Callable[[], Any]] = {
+    "a picture": lambda: {"url": f"data:image/png;base64,{PICTURE.decode()}"},
+    "slashes as PHP writes them": lambda: PICTURE.replace(b"/", b"\\/").decode(),
+    "many pictures": lambda: [{"url": PICTURE[: 20_000 + i].decode()} for i in range(1000)],
+    "a long text with commas": lambda: {"prompt": "well, yes, [so] {it} " * 200_000},
+    "a schema in a text": lambda: {"guided_json": schema()},
+    "a schema": lambda: {"guided_json": json.loads(schema())},
+    "token ids": lambda: {"prompt": DRAWN.choices(range(150_000), k=1_000_000)},
+    "inputs of token ids": lambda: {"input": [DRAWN.choices(range(150_000), k=400)] * 2048},
+    "turns": lambda: [{"role": "user", "content": [{"text": 'a "b"\n' * 20}]}] * 20_000,
+    "tools": lambda: [{"function": {"name": f"f{i}", "strict": {}}} for i in range(20_000)],
+    "a bias of each token": lambda: {"logit_bias": {str(i): -1.5 for i in range(152_000)}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("name", SANE)
 def test_sane_json_passes_however_long(name: str, indent: int | None) -> None:
-    check_json(json.dumps(SANE[name], indent=indent).encode())
+    check_json(json.dumps(SANE[name](), indent=indent).encode())
 
 
 def test_long_texts_are_not_looked_at() -> None:
