@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,10 +62,24 @@ def mutant(source: str, site: Site) -> Mutant:
     """The module with the change at `site`."""
     tree = ast.parse(source)
     target = next(node for k, node in enumerate(ast.walk(tree)) if k == site.number)
-    before = ast.unparse(target)
-    list(_changes(target))[site.place](target)
-    text = f"{before.splitlines()[0]} -> {ast.unparse(target).splitlines()[0]}"
+    text = _changed(target, site.place)
     return Mutant(site.line, text, ast.unparse(ast.fix_missing_locations(tree)), site.function)
+
+
+def changes(source: str) -> set[str]:
+    """`Mutant.change` of every site, without the mutants."""
+    return {
+        _changed(copy.deepcopy(node), place)
+        for node in ast.walk(ast.parse(source))
+        for place in range(len(list(_changes(node))))
+    }
+
+
+def _changed(node: ast.AST, place: int) -> str:
+    """Make the `place`-th change of a node; its first line before and after."""
+    before = ast.unparse(node)
+    list(_changes(node))[place](node)
+    return f"{before.splitlines()[0]} -> {ast.unparse(node).splitlines()[0]}"
 
 
 def _functions(node: ast.AST, prefix: str, function: str) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,8 @@ Found by names, as far as that goes: what is declared as `Callable`, and what is
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import pytest
 
 from tests.unit.test_layers import ROOT, sources
 
@@ -94,6 +95,10 @@ def assigned(function: Function) -> Iterator[tuple[ast.Attribute, ast.expr]]:
                     yield target, node.value
 
 
+def local_functions(function: Function) -> set[str]:
+    return {one.name for one in ast.walk(function) if isinstance(one, Function)}
+
+
 def late_callbacks(trees: list[ast.Module]) -> list[str]:
     """Assignments that hand a callable to an object which exists already: by another one, or by
     itself in a method that sets it."""
@@ -102,8 +107,9 @@ def late_callbacks(trees: list[ast.Module]) -> list[str]:
     found = []
     for tree in trees:
         for owner, function in methods(tree):
-            local = {one.name for one in ast.walk(function) if isinstance(one, Function)}
-            for target, value in assigned(function):
+            changes = list(assigned(function))
+            local = local_functions(function) if changes else set()
+            for target, value in changes:
                 callback = is_callback(value, names, local | given(function, known))
                 own = isinstance(target.value, ast.Name) and target.value.id == "self"
                 if own and owner is not None:
@@ -123,7 +129,7 @@ def collecting(trees: list[ast.Module]) -> list[str]:
     for owner, function in (one for tree in trees for one in methods(tree)):
         if owner is not None and function.name not in MAKING:
             names = given(function, known)
-            if any(keeps(node, names) for node in ast.walk(function)):
+            if names and any(keeps(node, names) for node in ast.walk(function)):
                 found.add(f"{owner.name}.{function.name}")
     return sorted(found)
 
@@ -156,16 +162,17 @@ def is_callback(value: ast.expr, names: Names, local: set[str]) -> bool:
             return False
 
 
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path.relative_to(ROOT)))
+@pytest.fixture(scope="module")
+def project() -> list[ast.Module]:
+    return [ast.parse(path.read_text(), str(path.relative_to(ROOT))) for path in sources()]
 
 
-def test_no_callback_is_assigned_after_construction() -> None:
-    assert late_callbacks([parsed(path) for path in sources()]) == []
+def test_no_callback_is_assigned_after_construction(project: list[ast.Module]) -> None:
+    assert late_callbacks(project) == []
 
 
-def test_the_methods_that_collect_callbacks_are_known() -> None:
-    assert collecting([parsed(path) for path in sources()]) == sorted(COLLECTING)
+def test_the_methods_that_collect_callbacks_are_known(project: list[ast.Module]) -> None:
+    assert collecting(project) == sorted(COLLECTING)
 
 
 EXAMPLE = """
