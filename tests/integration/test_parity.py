@@ -44,6 +44,26 @@ class Topologies:
         ]
 
     @cached_property
+    def clips(self) -> list[tuple[int, list[int]]]:
+        """Tokens of the prompt and of the answer, for each case with clips."""
+        reference = load(self.stack.model.resolve())
+        inputs = [reference.inputs(case) for case in clip_cases()]
+        return [
+            (one["input_ids"].shape[1], reference.generate(one, TOKENS, ignore_eos=True))
+            for one in inputs
+        ]
+
+    @cached_property
+    def sampled_clips(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """How a clip's frames are chosen, and the answer then."""
+        return [
+            (sampling, reference_generate(
+                self.stack.model, clip_cases()[1], TOKENS, ignore_eos=True, sampling=sampling
+            ))
+            for sampling in ({"fps": 1.0}, {"num_frames": 4})
+        ]  # fmt: skip
+
+    @cached_property
     def beams(self) -> tuple[list[int], list[list[int]]]:
         """A token that ends beams early, and the beams of the last case."""
         reference = load(self.stack.model.resolve())
@@ -133,24 +153,19 @@ def test_tokens_of_clips_equal_generate(topology: str, topologies: Topologies) -
     """All at the same moment, then each once more: no clip is encoded again."""
     if topologies.model not in WITH_CLIPS:
         pytest.skip("this family takes no clips here")
-    server, path = topologies.proxies[topology], topologies.stack.model
-    reference = load(path.resolve())
-    inputs = [reference.inputs(case) for case in clip_cases()]
-    expected = [reference.generate(one, TOKENS, ignore_eos=True) for one in inputs]
+    server, expected = topologies.proxies[topology], topologies.clips
     asked = {"max_tokens": TOKENS, "ignore_eos": True}
-    assert all_tokens(server, clip_cases(), **asked) == expected
+    assert all_tokens(server, clip_cases(), **asked) == [ids for _, ids in expected]
     encoded = _encoded(topologies)
-    for case, one, ids in zip(clip_cases(), inputs, expected, strict=True):
+    for case, (prompt, ids) in zip(clip_cases(), expected, strict=True):
         answer = complete(server, case, **asked)
         assert answer["choices"][0]["token_ids"] == ids
-        assert answer["usage"]["prompt_tokens"] == one["input_ids"].shape[1]
+        assert answer["usage"]["prompt_tokens"] == prompt
     complete(server, asking("Once more, another question before it:", clip(1)), **asked)
     assert _encoded(topologies) == encoded
-    for sampling in ({"fps": 1.0}, {"num_frames": 4}):
+    for sampling, ids in topologies.sampled_clips:
         few = complete(server, clip_cases()[1], mm_processor_kwargs=sampling, **asked)
-        assert few["choices"][0]["token_ids"] == reference_generate(
-            path, clip_cases()[1], TOKENS, ignore_eos=True, sampling=sampling
-        )
+        assert few["choices"][0]["token_ids"] == ids
 
 
 def _encoded(topologies: Topologies) -> int:
