@@ -20,7 +20,7 @@ MAX_TOKENS = 48
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
-    with running(MODEL, forked=False) as stack:  # by the commands that users type
+    with running(MODEL) as stack:
         workers = [stack.start(f"services.{name}") for name in ("encoder", "prefill", "decode")]
         for worker in workers:
             worker.wait_ready()

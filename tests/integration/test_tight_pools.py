@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, complete
 from tests.support.conversations import LONG, asking, picture
-from tests.support.reference import reference_generate
+from tests.support.reference import Messages, reference_generate
 from tests.support.stack import call, idle, proxy, running
 from tests.support.transport_flags import TRANSPORTS, flags_of, need
 
@@ -17,17 +17,29 @@ ROW_BYTES = 128 * 4  # of the tiny model, fp32
 FILE_HEADERS = 1024  # of two files; memory has none
 
 
+@pytest.fixture(scope="module")
+def cases() -> list[Messages]:
+    return [asking(picture(100 + i), "or", picture(200 + i % 5), LONG) for i in range(32)]
+
+
+@pytest.fixture(scope="module")
+def expected(cases: list[Messages], model_dir: ModelDir) -> list[list[int]]:
+    """Once for all transports."""
+    return [reference_generate(model_dir("qwen2_5_vl"), case, TOKENS) for case in cases]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_32_requests_through_pools_for_one(
-    transport: str, model_dir: ModelDir, tmp_path: Path
+    transport: str,
+    cases: list[Messages],
+    expected: list[list[int]],
+    model_dir: ModelDir,
+    tmp_path: Path,
 ) -> None:
     """Two pictures each; EC store, embedding cache and both KV pools have room for one request.
     Prefill keeps what its pool loses in host memory and on disk."""
     need(transport)
-    model = model_dir("qwen2_5_vl")
-    cases = [asking(picture(100 + i), "or", picture(200 + i % 5), LONG) for i in range(32)]
-    expected = [reference_generate(model, case, TOKENS) for case in cases]
-    with running(model) as stack:
+    with running(model_dir("qwen2_5_vl")) as stack:
         size = 2 * ROWS * ROW_BYTES
         blocks = ("--num-gpu-blocks-override", "16", "--max-num-batched-tokens", "64")
         config = flags_of(transport, tmp_path, ec_buffer_size=size + FILE_HEADERS)

@@ -1,7 +1,5 @@
 """The engine's process as its worker sees it."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -35,14 +33,13 @@ def test_an_engine_ends_with_its_worker_even_while_it_starts(
         model_dir=model, model="m", revision="r", parts=("language",), num_blocks=8
     )
     start = Start(f"ipc://{tmp_path}/commands", f"ipc://{tmp_path}/events", config)
-    engine = subprocess.Popen(
-        [sys.executable, "-m", "services.engine.process"], stdin=subprocess.PIPE
-    )
+    engine = EngineProcess()
     try:
-        engine.communicate(msgspec.json.encode(start) + b"\n", timeout=120)
+        engine.stdin.write(encode(start) + b"\n")
+        engine.stdin.close()
+        assert engine.wait(BOUND_S) == 0
     finally:
         engine.kill()
-    assert engine.returncode == 0
 
 
 def test_an_engine_that_refuses_its_model_says_why_and_leaves_nothing(
