@@ -13,7 +13,8 @@ def start() -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def run(*flags: str) -> Process:
-        process = Process("services.master", "--log-level", "warning", *flags, env={})
+        patient = ("--lease", "60", "--log-level", "warning")  # those who register are not heard of
+        process = Process("services.master", *patient, *flags, env={})
         started.append(process)
         process.wait_ready()
         return process

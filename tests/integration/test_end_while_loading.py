@@ -13,8 +13,8 @@ import pytest
 from tests.support.waiting import until
 
 END_S = 9.0  # less than an engine has to end by itself
-START_S = 60.0
-SLOW = "import time; print('loading', flush=True); time.sleep(60)"
+START_S = 240.0
+SLOW = "import time; print('loading', flush=True); time.sleep(600)"
 ENDED = 128 + signal.SIGTERM
 AS_FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # with process id 1, as in a container
 CAN_BE_FIRST = subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
@@ -41,7 +41,7 @@ def started(before: tuple[str, ...], folder: Path, *words: str) -> Iterator[tupl
         )
     try:
         if before:
-            until(lambda: bool(children(process.pid)))
+            until(lambda: bool(children(process.pid)), bound_s=START_S)
         pid = children(process.pid)[0] if before else process.pid
         yield pid, log
         os.kill(pid, signal.SIGTERM)

@@ -38,7 +38,7 @@ def picture(tmp_path: Path) -> Path:
 def run(worker: Process, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OPENAI_BASE_URL": f"{worker.url}/v1"}
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
 
 

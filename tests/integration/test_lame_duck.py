@@ -1,5 +1,6 @@
 """Services that are told to stop while requests are under way."""
 
+import http.client
 import json
 import signal
 import urllib.error
@@ -15,7 +16,7 @@ from tests.support.clients import body_of, tokens
 from tests.support.conversations import LONG, asking, picture
 from tests.support.mocks import CHAT, Stream, mock
 from tests.support.reference import reference_generate
-from tests.support.stack import STOP_S, Process, Stack, call, idle, proxy, running
+from tests.support.stack import STOP_S, Process, Stack, call, generated, idle, proxy, running
 from tests.support.vllm_proxy import ask
 from tests.support.waiting import until
 
@@ -100,10 +101,11 @@ def test_a_worker_that_stops_serves_and_then_hands_over(model_dir: ModelDir) -> 
         server = proxy(stack, [], [], workers)
         case, most = asking(LONG), {"max_tokens": 400, "ignore_eos": True}
         expected = tokens(server, case, **most)
+        made = [generated(worker) for worker in workers]
         stream = Stream(server.url, CHAT, body_of(case, **most, stream=True), timeout_s=60)
         events = stream.events()
         said = [next(events)]
-        (busy,) = [one for one in workers if call(f"{one.url}/load")[1]["server_load"]]
+        (busy,) = [one for one, was in zip(workers, made, strict=True) if generated(one) > was]
         busy.terminate()
         until(lambda: call_status(f"{busy.url}/ready") == 503)
         assert call_status(f"{busy.url}/health") == 200
@@ -139,10 +141,11 @@ def test_a_master_says_that_it_will_stop(start: Callable[..., Process]) -> None:
 def test_a_master_that_stops_waits_for_no_news(start: Callable[..., Process]) -> None:
     master = start("--shutdown-timeout", "1000")
     first = call(f"{master.url}/workers")[1]
-    with ThreadPoolExecutor(1) as pool:
-        news = pool.submit(call, f"{master.url}/workers?after={first['version']}&wait_s=60")
-        master.terminate()
-        assert news.result()[0] == 200
+    news = http.client.HTTPConnection(master.url.removeprefix("http://"), timeout=30)
+    news.request("GET", f"/workers?after={first['version']}&wait_s=60")
+    master.terminate()
+    assert news.getresponse().status == 200
+    news.close()
     assert ended(master) == 0
 
 

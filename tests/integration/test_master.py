@@ -127,7 +127,7 @@ def test_a_restarted_master_is_right_again_after_registration_and_replay(
 
 
 def test_a_lapsed_lease_is_noticed(start: Callable[..., Process]) -> None:
-    master = start("--lease", "0.4")
+    master = start("--lease", "2")
     register(master, "d", "decode")
     schedule(master)
     until(lambda: workers(master) == {})
@@ -137,7 +137,7 @@ def test_a_lapsed_lease_is_noticed(start: Callable[..., Process]) -> None:
 
 
 def test_requests_wait_for_room_and_are_refused_without(start: Callable[..., Process]) -> None:
-    master = start("--busy-requests", "1", "--max-queue", "1", "--queue-timeout", "5")
+    master = start("--busy-requests", "1", "--max-queue", "1", "--queue-timeout", "60")
     register(master, "d", "decode")
     schedule(master, "first")
     answers: list[Any] = []

@@ -113,7 +113,7 @@ def test_dynamos_busy_threshold(start: Callable[..., Process]) -> None:
 
 
 def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None:
-    flags = ("--probe-interval", "0.05", "--probe-timeout", "1", "--probe-failures", "2")
+    flags = ("--probe-interval", "0.05", "--probe-timeout", "5", "--probe-failures", "2")
     master = start("--admin-api-key", "secret", *flags)
     worker, publisher = FakeVLLM(), Publisher("array")
     body = {

@@ -18,12 +18,12 @@ from tests.support.transport_flags import flags_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 CHAT = "/v1/chat/completions"
-AT_ONCE_S = 5.0
+AT_ONCE_S = 20.0
 BEAT = ("--heartbeat-interval", "0.2")
 
 
 def until(condition: Any) -> None:
-    waiting.until(condition, bound_s=20.0)
+    waiting.until(condition, bound_s=30.0)
 
 
 def problems(server: Process) -> list[str]:
@@ -58,7 +58,7 @@ class Fleet:
         self.stack, self.master_url = stack, ""
         self.workers: dict[str, list[Process]] = {"encode": [], "prefill": [], "decode": []}
         if way == "master":
-            self.master_url = stack.start_plain("services.master", "--lease", "2").wait_ready()
+            self.master_url = stack.start_plain("services.master", "--lease", "30").wait_ready()
 
     def add(self, role: str, *flags: str) -> Process:
         told = ("--master-url", self.master_url, *BEAT) if self.master_url else ()

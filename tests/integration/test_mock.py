@@ -116,13 +116,17 @@ def test_a_client_that_leaves_frees_every_stage(
     proxies: dict[str, Process], fleet: Fleet, name: str
 ) -> None:
     case = body_of(asking(picture(75), f"Long {name}"), max_tokens=1500, stream=True)
-    stream = Stream(proxies[name].url, CHAT, case)
-    for _ in range(4):
-        next(stream.events())
-    assert call(f"{fleet.decode.url}/load")[1]["server_load"] == 1
-    stream.leave()
-    for worker in fleet.workers:
-        idle(worker, timeout_s=2.0)
+    assert call(f"{fleet.decode.url}/faults", {"kind": "slow", "factor": 40})[0] == 200
+    try:
+        stream = Stream(proxies[name].url, CHAT, case)
+        for _ in range(4):
+            next(stream.events())
+        assert call(f"{fleet.decode.url}/load")[1]["server_load"] == 1
+        stream.leave()
+        for worker in fleet.workers:
+            idle(worker)
+    finally:
+        call(f"{fleet.decode.url}/faults", method="DELETE")
 
 
 def test_vllms_handshake_with_references_instead_of_media(fleet: Fleet) -> None:

@@ -32,6 +32,11 @@ class Fleet:
     def counter(self, role: str, name: str) -> list[float]:
         return [call(f"{w.url}/integrity")[1]["counters"][name] for w in self.workers[role]]
 
+    def known(self, name: str, least: int) -> bool:
+        """Whether both masters know of a worker that holds so many."""
+        views = [call(f"{master.url}/workers")[1]["workers"] for master in self.masters]
+        return all(max(view.get(name, 0) for view in some) >= least for some in views)
+
 
 def workers_up(process: Process) -> int:
     body = call(f"{process.url}/health")[1]
@@ -75,7 +80,9 @@ def test_a_repeated_picture_and_prefix_meet_their_caches(fleet: Fleet) -> None:
     answers = []
     for _ in range(6):
         answers.append(complete(fleet.proxy, case, max_tokens=8))
-        time.sleep(0.1)  # events reach the master
+        blocks = answers[0]["usage"]["prompt_tokens"] // 16
+        until(lambda blocks=blocks: fleet.known("indexed_blocks", blocks - 1))  # by events
+        until(lambda: fleet.known("indexed_media", 1))
     assert len({tuple(answer["choices"][0]["token_ids"]) for answer in answers}) == 1
     assert sum(fleet.counter("encode", "mm_encoded")) == encoded + 1
     cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]

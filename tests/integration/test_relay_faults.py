@@ -156,7 +156,7 @@ def test_an_endless_stream_ends_at_the_deadline() -> None:
         async with relaying("D") as relayed:
             (decode,) = relayed.workers["decode"]
             decode.script = [endless]
-            status, answer = await relayed.post(text(stream=True), {"x-request-timeout": "0.3"})
+            status, answer = await relayed.post(text(stream=True), {"x-request-timeout": "2"})
             assert status == 200 and answer.startswith(EVENTS[0] * 3)
             error = answer.split(b"\n\n")[-3].removeprefix(b"data: ")
             assert json.loads(error)["error"]["code"] == "deadline_exceeded"

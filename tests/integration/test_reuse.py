@@ -63,9 +63,16 @@ class Fleet:
                 len(seen) >= STEADY
                 and all(s == seen[-1] for s in seen[-STEADY:])
                 and not any(requests for requests, _, _ in seen[-1])
+                and self.indexed()
             )
 
         until(still)
+
+    def indexed(self) -> bool:
+        """Whether the master knows as many blocks of each worker as that one holds."""
+        held = {one.url: blocks_of(one) for one in (*self.prefill, *self.decode)}
+        views = {view["info"]["url"]: view for view in self.views()}
+        return all(views[url].get("indexed_blocks", 0) == held[url] for url in held)
 
     def views(self) -> list[Any]:
         return list(call(f"{self.master.url}/workers")[1]["workers"])
@@ -75,6 +82,11 @@ class Fleet:
         until(
             lambda: any(v.get("draining") for v in self.views() if v["info"]["url"] == worker.url)
         )
+
+
+def blocks_of(worker: Process) -> int:
+    """How many its prefix cache holds."""
+    return len(call(f"{worker.url}/cache_status", {})[1]["cached_keys"])
 
 
 def counters(worker: Process) -> Any:

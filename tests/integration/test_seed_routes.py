@@ -68,7 +68,7 @@ def test_the_role_that_a_variable_names_is_started() -> None:
     for name in ("FRONTEND", "BACKEND"):
         environment = {**os.environ, "ROLE_TYPE": name}
         found[name] = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
     assert found["FRONTEND"].returncode == 0
     assert "--decode-servers-urls" in found["FRONTEND"].stdout

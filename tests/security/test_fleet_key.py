@@ -182,5 +182,5 @@ def test_without_a_key_only_this_machine_is_served(model_dir: ModelDir) -> None:
 def ended(module: str, *flags: str) -> tuple[int, str]:
     """A process that ends by itself: its status, and all that it has said."""
     command = [sys.executable, "-m", module, "--port", "0", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from tests.support.stack import Process, call
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 BLOCK, PREFIX, TAIL = 16, 64, 24
 GENERATE = "/inference/v1/generate"
 MODEL, REVISION = "mock", "1"

@@ -23,7 +23,7 @@ from connectors.config import namespace_dir
 from tests.support.forked import Service
 
 START_S = 120.0
-STOP_S = 20.0
+STOP_S = 60.0
 SHUTDOWN_S = "5"  # what a test leaves under way need not end
 
 
@@ -207,7 +207,7 @@ def proxy(
 def call(
     url: str,
     body: Any = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
     headers: Mapping[str, str] = MappingProxyType({}),
     method: str | None = None,
 ) -> tuple[int, Any]:
@@ -223,7 +223,7 @@ def call(
     return status, json.loads(answer) if answer else None
 
 
-def idle(process: Process, timeout_s: float = 10.0) -> Any:
+def idle(process: Process, timeout_s: float = 30.0) -> Any:
     """Wait until a worker holds no request and no owned block, then its integrity report."""
     deadline = time.monotonic() + timeout_s
     while True:

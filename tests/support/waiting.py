@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-def until(done: Callable[[], bool], what: object = "", bound_s: float = 10.0) -> None:
+def until(done: Callable[[], bool], what: object = "", bound_s: float = 30.0) -> None:
     """`what` is said if it takes too long."""
     deadline = time.monotonic() + bound_s
     while not done():
@@ -13,7 +13,7 @@ def until(done: Callable[[], bool], what: object = "", bound_s: float = 10.0) ->
         time.sleep(0.01)
 
 
-async def eventually(done: Callable[[], bool], bound_s: float = 5.0) -> None:
+async def eventually(done: Callable[[], bool], bound_s: float = 15.0) -> None:
     """`until` within a loop of asyncio."""
     async with asyncio.timeout(bound_s):
         while not done():  # noqa: ASYNC110
