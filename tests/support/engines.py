@@ -137,7 +137,8 @@ def at_once(worker: Engine, path: Path, cases: list[Messages], tokens: int) -> l
 def ended(worker: Engine, name: str) -> list[RequestOutput]:
     """What a request puts out, to its end."""
     found: list[RequestOutput] = []
-    for _ in range(2000):
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
         found += [output for output in worker.step()[0] if output.request_id == name]
         if found and found[-1].finish_reason is not None:
             return found

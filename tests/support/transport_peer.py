@@ -114,12 +114,20 @@ class Peer:
             time.sleep(_POLL_S)  # a transport may have threads of its own
         return True
 
-    def hammer(self, peer: str, region: str, ranges: list[list[int]], timeout_s: float) -> int:
-        """Read the same again and again until it fails; the number of reads if it never does."""
+    def patience(self, seconds: float) -> None:
+        """How long reads of UCX that begin from now on may take."""
+        transport: Any = self.transport
+        transport._reader._timeout = seconds
+
+    def hammer(
+        self, peer: str, region: str, ranges: list[list[int]], timeout_s: float, least: int = 0
+    ) -> int:
+        """Read the same again and again until it fails, `least` times even if that takes longer;
+        the number of reads if it never does."""
         reads, deadline = 0, time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        while reads < least or time.monotonic() < deadline:
             transfer = self.read(peer, region, ranges)
-            self.wait(transfer, timeout_s)
+            self.wait(transfer, 60.0)
             reads += 1
         return reads
 

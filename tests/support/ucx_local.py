@@ -48,8 +48,8 @@ def polling(transport: UcxTransport) -> Iterator[None]:
 
 
 def start(tmp_path: Path, name: str, seed: int, nbytes: int = SIZE) -> PeerProcess:
-    """Its region holds the pattern `seed`, 0 for zeros; it gives up reading after a second."""
-    process = PeerProcess(KINDS["ucx"], name, tmp_path, read_timeout_s=1.0)
+    """Its region holds the pattern `seed`, 0 for zeros."""
+    process = PeerProcess(KINDS["ucx"], name, tmp_path, read_timeout_s=BOUND_S)
     process.call("allocate", region="kv", nbytes=nbytes)
     if seed:
         process.call("fill", region="kv", seed=seed)

@@ -67,8 +67,7 @@ def test_leaving_waits_for_a_poll_under_way(poller: Poller, polled: Polled) -> N
 def test_what_a_poll_raised_is_raised_on_leaving_once(poller: Poller, polled: Polled) -> None:
     polled.error = ValueError("broken")
     with pytest.raises(ValueError, match="broken"), poller.running():
-        assert polled.inside.wait(10)
-        time.sleep(0.05)
+        until(lambda: polled.count > 0 and not poller._entered.is_set())
     assert polled.count == 1, "it does not go on with what is broken"
     polled.error = None
     with poller.running():
@@ -83,15 +82,14 @@ def test_what_resting_raises_ends_nothing(polled: Polled, closing: bool) -> None
     poller = Poller(polled.poll, restless)
     for turn in range(1 if closing else 3):
         with pytest.raises(OSError, match="no rest"), poller.running():
-            until(lambda turn=turn: polled.count > turn)
-            time.sleep(0.02)
+            until(lambda turn=turn: polled.count > turn and not poller._entered.is_set())
     poller.close()
 
 
 def test_the_error_of_the_computing_comes_first(poller: Poller, polled: Polled) -> None:
     polled.error = ValueError("broken")
     with pytest.raises(KeyError), poller.running():
-        assert polled.inside.wait(10)
+        until(lambda: polled.count > 0 and not poller._entered.is_set())
         raise KeyError("computing")
 
 

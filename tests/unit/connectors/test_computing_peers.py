@@ -21,8 +21,6 @@ from tests.conftest import Pass
 from tests.support.links import Link, linked
 from tests.support.raw_peers import RawConsumer, RawProducer
 
-SILENCE_S = 1.5
-STEP_S = 1.4 * SILENCE_S
 OWN_STEP_S = 25.0
 BOUND_S = 30.0
 PEER = """
@@ -38,18 +36,23 @@ while sys.stdin:
 
 @pytest.fixture
 def link(transport: str, tmp_path: Path) -> Iterator[Link]:
-    with linked(transport, tmp_path, timeout_s=SILENCE_S) as link:
+    with linked(transport, tmp_path, lease_s=60.0) as link:
         yield link
 
 
-def computing(link: Link, load: KVLoad) -> None:
+def computing(link: Link, load: KVLoad, passes: Pass) -> None:
     """The producer computes for longer than it may be silent, and the fetch goes on."""
-    over = time.monotonic() + STEP_S
+    client, peer = link.consumer.node.client, link.producer.node.address
     with link.producer.node.meanwhile():
-        while time.monotonic() < over:
-            link.consumer.poll()
+        for _ in range(6):
+            before, _ = client.computing(peer)
+            passes(4.0)
+            until(
+                lambda before=before: client.computing(peer)[0] > before,
+                link.consumer.poll,
+                load.poll,
+            )
             assert load.poll() is None
-            time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +60,9 @@ def computing(link: Link, load: KVLoad) -> None:
     [("shm", "handshake"), ("shm", "growing"), ("shm", "confirming"), ("nixl", "growing"),
      ("ucx", "growing")],
 )  # fmt: skip
-def test_a_producer_that_computes_is_not_silent(link: Link, when: str) -> None:
+def test_a_producer_that_computes_is_not_silent(link: Link, when: str, passes: Pass) -> None:
     load = waiting(link, when)
-    computing(link, load)
+    computing(link, load, passes)
     load.place(0, [0, 3])
     assert link.copied(load).num_tokens == 32
     assert link.consumer.pool[[0, 3]].equal(link.producer.pool[[1, 2]])
@@ -138,13 +141,17 @@ def test_a_silent_producer_is_given_up_after_some_long_steps(tmp_path: Path, pas
         producer.close()
 
 
-def test_a_pause_counts_up_to_a_bound_and_time_between_polls_in_full(passes: Pass) -> None:
+def test_a_pause_counts_up_to_a_bound_and_time_between_polls_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     client = SideClient(most_pause_s=5.0)
     begun = client.listened_s
     for seconds in (3.0, 4.0, 100.0):
-        passes(seconds)
+        now[0] += seconds
         client.poll()
-    assert 12.0 <= client.listened_s - begun < 13.0
+    assert client.listened_s - begun == pytest.approx(12.0)
     client.close()
 
 

@@ -57,10 +57,10 @@ def test_a_request_that_was_done_first_pins_nothing() -> None:
 def test_a_request_that_never_comes_pins_for_a_lease(passes: Pass) -> None:
     ec = store(1)
     ec.offer("a", entry("r"))
-    passes(29.0)
+    passes(20.0)
     ec.poll()
     assert ec.offer("b", entry()) is None
-    passes(1.5)
+    passes(11.0)
     ec.poll()
     assert ec.offer("b", entry()) is not None
     assert ec.stats().leases_expired == 1

@@ -31,6 +31,7 @@ def test_a_lost_confirmation_costs_its_own_request_only(
     ref = link.offer([1, 2])
     before = link.producer.kv.stats().leases_expired
     load = link.consumer.kv.fetch(ref, 2)
+    link.until(lambda: load.poll() or load.fed)
     load.place(0, [0, 1])
     with monkeypatch.context() as patch:
         patch.setattr(

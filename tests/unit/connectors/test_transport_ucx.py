@@ -187,9 +187,11 @@ def test_a_request_that_cannot_leave(
 def test_owner_that_does_not_poll(local: Local, peer: PeerProcess) -> None:
     local.bytes[:] = 7
     peer.connect("local", "kv", local.transport.describe("kv"))
+    peer.call("patience", seconds=1.0)
     transfer = peer.call("read", peer="local", region="kv", ranges=[[0, 0, SIZE]])
     with pytest.raises(TransferTimeout, match="within 1 s"):
         peer.call("wait", transfer=transfer, timeout_s=BOUND_S)
+    peer.call("patience", seconds=BOUND_S)
     with polling(local.transport):
         assert peer.call("settle", transfers=[transfer], timeout_s=BOUND_S)
         assert peer.call("wrong", region="kv", pieces=[(1, [[0, 0, SIZE]])]) == 0
@@ -235,12 +237,11 @@ def test_both_directions_at_once(local: Local, peer: PeerProcess) -> None:
     peer.connect("local", "kv", local.transport.describe("kv"))
     half = SIZE // 2
     local.bytes[:half] = pattern(1, SIZE)[:half]
-    peer.send("hammer", peer="local", region="kv", ranges=[[0, 0, half]], timeout_s=1.0)
+    peer.send("hammer", peer="local", region="kv", ranges=[[0, 0, half]], timeout_s=1.0, least=2)
     rounds, deadline = 0, time.monotonic() + 1.5
-    while time.monotonic() < deadline:
+    while rounds < 2 or time.monotonic() < deadline:
         local.fetch("peer", (half, half, half), (0, half, BLOCK))
         rounds += 1
-    assert rounds > 1
     with polling(local.transport):
         assert peer.receive() > 1
     assert peer.wrong("kv", (1, [[0, 0, SIZE]])) == 0

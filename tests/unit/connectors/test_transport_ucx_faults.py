@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ pytestmark = UCX
 
 
 def test_killed_owner_and_the_next(tmp_path: Path) -> None:
-    local = Local()
+    local = Local(read_timeout_s=10 * BOUND_S)  # not what ends the reads
     for seed in (2, 3):
         owner = start(tmp_path, "mortal", seed)
         local.transport.connect("mortal", "kv", owner.describe("kv"))
@@ -28,10 +27,8 @@ def test_killed_owner_and_the_next(tmp_path: Path) -> None:
         reads = [local.read("mortal", (0, 0, SIZE)) for _ in range(20)]
         until(reads[0].poll, local.transport)
         owner.kill()
-        killed = time.monotonic()
         local.fails(reads[-1], TransferError, "mortal")
         until(lambda reads=reads: all(r.settled for r in reads), local.transport)
-        assert time.monotonic() - killed < 5
         assert local.transport.check_integrity() == []
     local.transport.close()
 
@@ -39,13 +36,14 @@ def test_killed_owner_and_the_next(tmp_path: Path) -> None:
 def test_owner_that_hangs_within_a_message(tmp_path: Path) -> None:
     size = 256 << 20
     owner = start(tmp_path, "hung", 0, size)
-    local = Local(size, read_timeout_s=0.5)
+    local = Local(size)
     local.transport.connect("hung", "kv", owner.describe("kv"))
     local.bytes[:] = 1
     transfer = local.read("hung", (0, 0, size))
     until(lambda: not local.bytes[0], local.transport)
     owner.signal(signal.SIGSTOP)
-    local.fails(transfer, TransferTimeout, "within 0.5 s")
+    transfer.deadline = 0.0
+    local.fails(transfer, TransferTimeout, "within 20 s")
     assert not transfer.settled
     assert local.transport.check_integrity() != []
     local.transport.disconnect("hung")
@@ -63,7 +61,7 @@ def test_owner_that_hangs_within_a_message(tmp_path: Path) -> None:
 def test_owner_that_hangs_before_it_sends(tmp_path: Path, size: int) -> None:
     """Nothing can come any more once the read has settled, though the owner never said so."""
     owner = start(tmp_path, "late", 3)
-    local = Local(read_timeout_s=0.5)
+    local = Local()
     local.transport.connect("late", "kv", owner.describe("kv"))
     local.fetch("late", (0, 0, 8))
     local.bytes[:] = 9
@@ -72,8 +70,9 @@ def test_owner_that_hangs_before_it_sends(tmp_path: Path, size: int) -> None:
     crumbs = [((100 + 2 * i) * BLOCK, (100 + 2 * i) * BLOCK, 8) for i in range(50)]
     reads = [local.read("late", (0, 0, size)), local.read("late", *pieces, *crumbs)]
     for read in reads:
-        local.fails(read, TransferTimeout, "within 0.5 s")
-    until(lambda: all(read.settled for read in reads), local.transport, bound_s=1)
+        read.deadline = 0.0
+        local.fails(read, TransferTimeout, "within 20 s")
+    until(lambda: all(read.settled for read in reads), local.transport)
     assert local.transport.check_integrity() == []
     owner.signal(signal.SIGCONT)
     local.fetch("late", (BLOCK, BLOCK, BLOCK))
@@ -93,7 +92,7 @@ def test_process_that_does_not_close(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=BOUND_S,
+            timeout=120,
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout) == {"settings": [], "listening": ["0100007F"]}
@@ -105,8 +104,10 @@ def test_process_that_does_not_close(tmp_path: Path) -> None:
 LEAVER = """
 import json, os, sys
 from pathlib import Path
+from connectors.transports import ucx_worker
 from connectors.transports.base import Range
 from connectors.transports.ucx import UcxTransport
+ucx_worker._CLOSE_S = 20.0
 transport = UcxTransport()
 transport.allocate("kv", 1 << 20, "cpu")
 transport.connect("peer", "kv", bytes.fromhex(sys.argv[1]))

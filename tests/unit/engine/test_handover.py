@@ -179,7 +179,9 @@ def test_a_lapsed_lease_frees_the_producer_and_the_consumer_recomputes(
 def test_a_heartbeat_keeps_the_lease_of_a_request_that_waits(
     model_dir: ModelDir, tmp_path: Path
 ) -> None:
-    pair = Pair(model_dir("qwen3"), tmp_path / "shm", lease_s=0.3)
+    pair = Pair(model_dir("qwen3"), tmp_path / "shm")
+    leases, ahead = pair.prefill.kv.producer.leases, 0.0  # type: ignore[union-attr]
+    leases._clock = lambda: time.monotonic() + ahead
     request = pair.request()
     pair.to_prefill(request)
     pair.until(lambda: pair.finished("prefill") == 1)
@@ -190,8 +192,11 @@ def test_a_heartbeat_keeps_the_lease_of_a_request_that_waits(
     pair.to_decode(
         msgspec.structs.replace(request, emitted={0: output.token_ids}), output.kv_transfer_params
     )
-    waited = time.monotonic() + 1.0
-    pair.until(lambda: time.monotonic() > waited)
+    pair.until(lambda: connected(pair))
+    for _ in range(4):  # more than twice a lease in all
+        before, ahead = leases._leases["r"].deadline, ahead + 20.0
+        pair.decode.kv.consumer._next_heartbeat = 0.0  # type: ignore[union-attr]
+        pair.until(lambda before=before: leases._leases["r"].deadline > before)
     pair.decode.generate.scheduler.blocks.release(held)
     pair.until(lambda: pair.finished("decode") == 1)
     assert output.token_ids + pair.tokens("decode") == expected(pair)

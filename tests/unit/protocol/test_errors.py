@@ -89,10 +89,10 @@ def test_nor_do_they_hear_it_in_a_workers_word_of_their_request(
     "said", ["a-" * 200_000, "a." * 200_000 + ":1", "[" * 400_000, "http://" * 99_000]
 )
 def test_a_message_of_any_length_takes_no_time(said: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     assert len(UpstreamError(said).to_openai()["error"]["message"]) < 20_000
     Refused("http://w:1", Answer(400, b"text/plain", said.encode())).told()
-    assert time.monotonic() - start < 1.0
+    assert time.thread_time() - start < 5.0  # twice through its square would be minutes
 
 
 STATUSES = {

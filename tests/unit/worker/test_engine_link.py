@@ -77,14 +77,17 @@ async def test_a_part_of_the_link_that_fails_ends_it(
 
 async def test_adapters_that_come_late_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller has been told that it takes too long by then."""
-    monkeypatch.setattr(engine_client, "_LOAD_S", 0.2)
     async with link_to() as link:
         with (
             closing(link.socket(zmq.PULL, "commands")) as commands,
             closing(link.socket(zmq.PUSH, "events")) as events,
         ):
             await eventually(lambda: takes_commands(link.client))
-            with pytest.raises(Unavailable, match="did not answer in time"):
+            with (
+                monkeypatch.context() as patched,
+                pytest.raises(Unavailable, match="did not answer in time"),
+            ):
+                patched.setattr(engine_client, "_LOAD_S", 0.2)
                 await link.client.load_adapter("a", "/a")
             while not isinstance(
                 command := messages.decode_command(await commands.recv()), LoadAdapter
