@@ -132,7 +132,7 @@ def asking_on(server: Process, body: Callable[[int], Any], threads: int) -> Iter
 
 def test_mock_workers_follow_the_load_and_stay_where_it_is_steady(model_dir: ModelDir) -> None:
     """First pictures, which keep encode and prefill busy, then long answers."""
-    timing = ("--encode-base-ms", "50", "--decode-base-ms", "20", "--max-num-seqs", "8",
+    timing = ("--encode-base-ms", "200", "--decode-base-ms", "20", "--max-num-seqs", "8",
               "--heartbeat-interval", "0.2", "--log-level", "warning")  # fmt: skip
     with running(model_dir("qwen2_5_vl")) as stack:
 

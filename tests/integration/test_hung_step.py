@@ -51,7 +51,7 @@ def test_requests_leave_a_step_that_hangs_and_come_back(
         long = all_tokens(server, CASES[:4], **LONG)
         with ThreadPoolExecutor(4) as pool:
             streams = [pool.submit(tokens, server, case, **LONG) for case in CASES[:4]]
-            until(lambda: busy(ill))
+            until(lambda: busy(ill) or all(one.done() for one in streams))
             (tmp_path / "hangs").touch()
             assert all_tokens(server, CASES, **SHORT) == expected
             assert [one.result(BOUND_S) for one in streams] == long

@@ -50,7 +50,7 @@ def test_requests_leave_a_frozen_engine_and_come_back_to_it(
         long = all_tokens(server, CASES[:4], **LONG)
         with ThreadPoolExecutor(4) as pool:
             streams = [pool.submit(tokens, server, case, **LONG) for case in CASES[:4]]
-            until(lambda: any(map(busy, workers)))
+            until(lambda: any(map(busy, workers)) or all(one.done() for one in streams))
             ill, well = sorted(workers, key=busy, reverse=True)
             with frozen(ill):
                 assert all_tokens(server, CASES, **SHORT) == expected
