@@ -13,7 +13,7 @@ from proxy.relay.serving import connection_class
 from proxy.upstream.answer import Answer
 from services.http.bodies import Bodies
 from services.http.client_bounds import Pace
-from tests.support.listening import QUICK, listening
+from tests.support.listening import listening
 
 
 @dataclass
@@ -72,7 +72,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def edge(hot: Echo, pace: Pace = QUICK) -> AsyncGenerator[tuple[str, int], None]:
+async def edge(hot: Echo, pace: Pace | None = None) -> AsyncGenerator[tuple[str, int], None]:
     def protocol(*args: Any) -> Any:
         return connection_class(hot, pace)(*args)
 

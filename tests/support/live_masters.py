@@ -60,7 +60,7 @@ async def running(
     config: MasterConfig | None = None,
 ) -> AsyncIterator[tuple[list[Master], MasterClient, UpstreamClient]]:
     masters = [Master(config) for _ in range(count)]
-    client = UpstreamClient(2.0, probe_timeout_s=0.2)
+    client = UpstreamClient(2.0, probe_timeout_s=10.0)
     try:
         async with asyncio.timeout(30):
             for master in masters:

@@ -97,7 +97,7 @@ async def asking(
     """A client that probes: with little patience (`SHORT_S`) where workers are silent."""
     client = UpstreamClient(2.0, probe_timeout_s=patience_s, authorization=authorization)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             yield client
     finally:
         await client.close()

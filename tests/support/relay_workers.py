@@ -232,7 +232,7 @@ async def relaying(
         config = resolve(ProxyConfig, [*FLAGS, *timeouts(10.0), *flags, *urls], {})
         fleet = make_fleet(config)
         metrics = ProxyMetrics(fleet)
-        client = UpstreamClient(2.0, authorization=config.authorization)
+        client = UpstreamClient(2.0, probe_timeout_s=20.0, authorization=config.authorization)
         stack.push_async_callback(client.close)
         planner = planning(make_own_view(config, fleet, metrics))
         models = None if frontend is None else Models([frontend])

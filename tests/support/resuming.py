@@ -72,7 +72,7 @@ async def fleet(
         decode = [worker for worker in made if worker.role == "decode"]
         for number, worker in enumerate(decode):
             worker.created, worker.resumes = number + 1, resumes(number)
-        client = UpstreamClient(2.0)
+        client = UpstreamClient(2.0, probe_timeout_s=20.0)
         await probe_once(relayed.relay._fleet, client)
         await client.close()
         for worker in made:

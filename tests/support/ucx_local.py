@@ -10,6 +10,7 @@ import pytest
 
 from connectors.transports.base import Range, Transfer
 from connectors.transports.ucx import UcxTransport
+from connectors.transports.ucx_reader import UcxRead
 from connectors.transports.ucx_wire import open_description
 from protocol.errors import TransferError
 from tests.support.transport_harness import KINDS, PeerProcess
@@ -63,8 +64,10 @@ class Local:
         self.transport = UcxTransport(read_timeout_s=read_timeout_s)
         self.bytes = self.transport.allocate("kv", nbytes, "cpu").numpy()
 
-    def read(self, peer: str, *ranges: tuple[int, int, int]) -> Transfer:
-        return self.transport.read(peer, "kv", [Range(*r) for r in ranges])
+    def read(self, peer: str, *ranges: tuple[int, int, int]) -> UcxRead:
+        read = self.transport.read(peer, "kv", [Range(*r) for r in ranges])
+        assert isinstance(read, UcxRead)
+        return read
 
     def fetch(self, peer: str, *ranges: tuple[int, int, int]) -> None:
         until(self.read(peer, *ranges).poll, self.transport)

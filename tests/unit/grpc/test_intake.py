@@ -131,6 +131,7 @@ async def test_no_call_keeps_its_place_or_waits_for_one_for_ever() -> None:
         silent, waiting = (channel.stream_unary("/Echo/Name")() for _ in range(2))
         for call in (silent, waiting):
             assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        intake._patience_s = 30.0
         assert await asked(channel, "/Echo/Name", b"") == b""
 
 

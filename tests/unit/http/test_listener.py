@@ -13,6 +13,7 @@ from services.http.bodies import read_body
 from services.http.client_bounds import MAX_HEAD, TOO_MUCH, Framing, Pace, RequestFraming
 from services.http.listener import Listener
 from services.http.turns import LARGE
+from tests.conftest import Pass
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
 
@@ -98,15 +99,19 @@ def test_bytes_one_by_one_do_not_hold_a_connection() -> None:
     run(work)
 
 
-def test_a_large_body_may_take_its_time() -> None:
+def test_a_large_body_may_take_its_time(passes: Pass) -> None:
     """Three times as long as a request that stands still."""
 
+    class Patient(Listener):
+        pace = Pace(grace_s=4.0, bytes_per_s=200.0)
+
     async def work() -> None:
-        async with listening(Counted()) as address, Client(address) as client:
+        async with listening(Counted(), Patient) as address, Client(address) as client:
             await client.send(HEAD + b"content-length: 6000\r\n\r\n" + b"x" * 3000)
             for _ in range(20):
                 await client.send(b"x" * 150)
-                await asyncio.sleep(0.045)
+                passes(0.6)
+                await asyncio.sleep(0.005)
             assert await client.answer() == (200, b"6000")
 
     run(work)

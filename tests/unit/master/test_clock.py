@@ -16,8 +16,12 @@ LEASE_S = 0.2
 
 def service() -> MasterService:
     made = MasterService(MasterConfig(lease=LEASE_S))
-    made.register(InstanceInfo("w", "decode", "http://w:1", "m"))
+    register(made)
     return made
+
+
+def register(made: MasterService) -> None:
+    made.register(InstanceInfo("w", "decode", "http://w:1", "m"))
 
 
 def hold_up(seconds: float) -> None:
@@ -30,6 +34,7 @@ async def test_leases_wait_for_a_loop_that_was_held_up() -> None:
     async with made.running():
         registry, others = made.master.registry, made.replicator.others
         await asyncio.sleep(0.05)  # it ticks
+        register(made)  # anew: its lease may have passed meanwhile
         others.greet("other", time.monotonic())
         beats: list[bool] = []
         asyncio.get_running_loop().call_later(

@@ -131,7 +131,7 @@ async def test_pages_that_are_too_large_together_are_bounded_while_they_are_read
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n" + line)
         writer.close()
 
-    registry, config = Registry(MasterConfig()), MasterConfig()
+    registry, config = Registry(MasterConfig()), MasterConfig(probe_timeout=60.0)
     async with contextlib.AsyncExitStack() as stack:
         for number, serve in enumerate((large, large, large, small)):
             server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -139,7 +139,7 @@ async def test_pages_that_are_too_large_together_are_bounded_while_they_are_read
             url = "http://{}:{}".format(*server.sockets[0].getsockname())
             registry.register(InstanceInfo(f"w{number}", "decode", url, "m"), 0.0)
         making = asyncio.create_task(FleetMetrics(registry, config).page())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await gone.wait()
         others.set()
         told = samples(await making)["triptych_master:worker_metrics"]

@@ -72,7 +72,7 @@ async def hanging() -> AsyncGenerator[str, None]:
 
 @contextlib.asynccontextmanager
 async def probing_with(**config: Any) -> AsyncGenerator[MasterService, None]:
-    settings = {"probe_interval": 0.02, "probe_timeout": 0.3, "probe_failures": 2, **config}
+    settings = {"probe_interval": 0.02, "probe_timeout": 10.0, "probe_failures": 2, **config}
     service = MasterService(MasterConfig(**settings))
     async with service.running():
         yield service
@@ -96,7 +96,7 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe_client, "_AT_ONCE", 8)
-    async with hanging() as deaf, serving() as worker, probing_with() as service:
+    async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=0.3) as service:
         for number in range(20):
             service.add_instance(body(f"{deaf}/{number}", model="m"))
         service.add_instance(body(worker.url, model="m"))
@@ -105,9 +105,10 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
                 one.failures >= 2 for one in service.added.all() if deaf in one.instance.url
             )
         )
+        # A slow machine may have made it late too.
+        await eventually(lambda: state(service, body(worker.url))["failures"] == 0)
         assert [info.url for info in known(service).values()] == [worker.url]
-        shown = state(service, body(worker.url))
-        assert (shown["healthy"], shown["failures"]) == (True, 0)
+        assert state(service, body(worker.url))["healthy"]
 
 
 async def test_a_worker_is_probed_as_soon_as_it_is_added() -> None:
@@ -144,7 +145,7 @@ async def test_the_block_size_is_what_the_metrics_say_unless_it_was_given() -> N
 
 
 async def test_suspects_that_hang_do_not_slow_the_others_down() -> None:
-    async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=5.0) as service:
+    async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=60.0) as service:
         service.add_instance(body(deaf, model="m"))
         service.add_instance(body(worker.url, model="m"))
         await eventually(lambda: state(service, body(worker.url))["healthy"])
@@ -230,7 +231,7 @@ async def test_a_worker_that_a_proxy_could_not_reach_is_asked_at_once() -> None:
 
 
 async def test_many_complaints_ask_a_worker_once() -> None:
-    async with hanging() as deaf, probing_with(probe_interval=60.0) as made:
+    async with hanging() as deaf, probing_with(probe_interval=60.0, probe_timeout=0.3) as made:
         made.register(InstanceInfo("w", "decode", deaf, "m"))
         for _ in range(1000):
             made.suspect(Suspected("w"))

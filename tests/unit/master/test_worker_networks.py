@@ -123,6 +123,7 @@ async def test_lookups_that_have_ended_leave_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many at once as are allowed, then again, whether or not the names are known."""
+    monkeypatch.setattr("services.master.api.worker_networks._LOOKUP_S", 60.0)
     where = networks()
 
     def look_up(host: str, *args: Any, **more: Any) -> list[Any]:

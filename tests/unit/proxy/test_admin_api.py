@@ -235,7 +235,7 @@ async def test_what_goes_on_beside_is_begun_again(caplog: pytest.LogCaptureFixtu
         await asyncio.Event().wait()
 
     with caplog.at_level(logging.ERROR):
-        async with asyncio.timeout(5), running({"looking": look}, {"following": loop}):
+        async with asyncio.timeout(20), running({"looking": look}, {"following": loop}):
             await alive.wait()
     messages = [record.getMessage().partition(",")[0] for record in caplog.records]
     assert messages == ["looking has failed", *["following has failed"] * 2]

@@ -10,7 +10,16 @@ from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
 from proxy.placement.own_view import Room
 from proxy.upstream.client import UpstreamClient
-from tests.support.probed_workers import OURS, SHORT_S, THEIRS, Worker, asking, decoding, serving
+from tests.support.probed_workers import (
+    OURS,
+    PATIENT_S,
+    SHORT_S,
+    THEIRS,
+    Worker,
+    asking,
+    decoding,
+    serving,
+)
 
 
 async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
@@ -20,6 +29,7 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         worker.silent = {"/server_info"}
         await probe_once(fleet, client)
         assert (instance.up, instance.known, fleet.relayed) == (False, False, "none")
+        client._probe_timeout = PATIENT_S
         worker.silent, worker.answers["/server_info"] = set(), 503
         await probe_once(fleet, client)
         assert (instance.known, instance.dialect, instance.up) == (False, None, False)
@@ -66,7 +76,7 @@ async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
         fleet.force_dialect("tokens")
         worker.silent = {"/server_info"}
         await probe_once(fleet, client)
-        worker.silent = set()
+        worker.silent, client._probe_timeout = set(), PATIENT_S
         await probe_once(fleet, client)
         assert instance.max_running == 24 and instance.kv_compatibility == "m:bf16"
 
@@ -138,7 +148,7 @@ async def test_who_does_not_say_in_time_whether_it_can_is_asked_again() -> None:
         worker.silent = {GENERATE_PATH}
         await probe_once(fleet, client)
         assert (instance.up, instance.dialect, instance.resumes) == (True, "openai", False)
-        worker.silent = set()
+        worker.silent, client._probe_timeout = set(), PATIENT_S
         await probe_once(fleet, client)
         assert (instance.known, instance.resumes, fleet.resumers) == (True, True, 1)
 

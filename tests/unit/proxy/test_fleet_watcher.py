@@ -206,6 +206,7 @@ async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> Non
             assert fleet.decode == []
             if silent:
                 quiet.set()
+                client._probe_timeout = 0.2
             await probe_once(fleet, client)
             assert worker.lost == silent
         assert held[0] is not held[1]

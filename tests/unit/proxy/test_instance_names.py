@@ -18,7 +18,7 @@ from tests.support.probed_workers import OURS, Worker, serving
 
 @pytest.fixture
 async def client() -> AsyncIterator[UpstreamClient]:
-    client = UpstreamClient(2.0)
+    client = UpstreamClient(2.0, probe_timeout_s=20.0)
     async with asyncio.timeout(30):
         yield client
     await client.close()

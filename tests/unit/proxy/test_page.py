@@ -151,7 +151,10 @@ async def test_operators_see_workers_and_requests() -> None:
         assert (fleet["placed_by"], fleet["in_flight"]) == ("proxy", 0)
 
 
-async def test_the_last_requests_are_bounded_and_keep_no_answers() -> None:
+async def test_the_last_requests_are_bounded_and_keep_no_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.gateway._WATCHED_S", 3600.0)
     async with relaying("D", "--admin-api-key", "operators") as proxy:
         await told(proxy, "/page/requests")
         for number in range(210):
@@ -231,7 +234,10 @@ def test_figures_are_read_of_any_engine(said: bytes, figures: dict[str, float]) 
     assert figures_from(said) == pytest.approx(figures)
 
 
-async def test_a_workers_figures_come_from_its_own_metrics() -> None:
+async def test_a_workers_figures_come_from_its_own_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.page.figures._EVERY_S", 3600.0)
     async with relaying("D", "--admin-api-key", "operators") as proxy:
         asked = proxy.workers["decode"][0].asked
         for _ in range(3):

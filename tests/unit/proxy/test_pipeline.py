@@ -66,7 +66,7 @@ class Workers:
         url = "http://{}:{}".format(*runner.addresses[0][:2])
         client = UpstreamClient(connect_timeout_s=5)
         flags = ["--encode-servers-urls", url, "--decode-servers-urls", url]
-        config = resolve(ProxyConfig, [*flags, "--request-timeout", "10"], {})
+        config = resolve(ProxyConfig, [*flags, "--request-timeout", "60"], {})
         fleet = make_fleet(config)
         try:
             metrics = ProxyMetrics(fleet)
@@ -91,7 +91,7 @@ async def tokens(
 
 def run(work: Callable[[], Awaitable[_T]]) -> _T:
     async def bounded() -> _T:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await work()
 
     return asyncio.run(bounded())
@@ -198,7 +198,7 @@ def test_an_encoder_hears_of_every_picture_at_once() -> None:
         async with workers.pipeline() as pipeline:
             names = [f"{i:064}" for i in range(200)]
             clients = [asyncio.create_task(tokens(pipeline, name, name)) for name in names]
-            await eventually(lambda: len(workers.asked) == len(names))
+            await eventually(lambda: len(workers.asked) == len(names), bound_s=50)
             workers.encoded.set()
             workers.generating.set()
             assert await asyncio.gather(*clients) == [[7]] * len(names)

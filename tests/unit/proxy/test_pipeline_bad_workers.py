@@ -201,7 +201,7 @@ async def test_a_slow_prefill_is_not_decodes_fault() -> None:
             yield data
         yield DONE
 
-    flags = ("--prefill-timeout", "2", "--first-token-timeout", "0.3", "--max-retries", "0")
+    flags = ("--prefill-timeout", "8", "--first-token-timeout", "0.3", "--max-retries", "0")
     async with before(prefill=[Worker(whole=slow)], decode=[Worker(after)], flags=flags) as stack:
         stack.fleet.prefill[0].kv_endpoint = {"do_remote_prefill": True}
         assert await taken(stack, asking()) == {0: TOKENS}
@@ -217,7 +217,7 @@ async def test_a_prefill_that_hangs_is_not_decodes_fault() -> None:
         await asyncio.Event().wait()
         yield b""
 
-    flags = ("--prefill-timeout", "0.2", "--first-token-timeout", "0.2", "--max-retries", "0")
+    flags = ("--prefill-timeout", "0.2", "--first-token-timeout", "8", "--max-retries", "0")
     worker = Worker(whole=hanging)
     async with before(prefill=[worker], decode=[Worker(silent)], flags=flags) as stack:
         stack.fleet.prefill[0].kv_endpoint = {"do_remote_prefill": True}

@@ -59,7 +59,7 @@ async def fleet_of(
 ) -> AsyncIterator[tuple[Fleet, UpstreamClient]]:
     async with contextlib.AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving(a)) for a in (encode, prefill, decode)]
-        client = UpstreamClient(2.0)
+        client = UpstreamClient(2.0, probe_timeout_s=20.0)
         stack.push_async_callback(client.close)
         fleet = Fleet.from_urls(urls[0], urls[1], urls[2])
         fleet.force_dialect(dialect)

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.probing import probe, probe_once
+from proxy.fleet.probing import probe, probe_once, probe_one
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
@@ -21,9 +21,10 @@ from proxy.upstream.connection_pool import Traffic
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
 from proxy.upstream.pools import ConnectionPools
-from tests.support.probed_workers import OURS, Worker, serving
+from tests.support.probed_workers import OURS, PATIENT_S, Worker, serving
+from tests.support.waiting import eventually
 
-PROBE_S = 1.0  # workers that answer do so sooner, also on a busy machine
+PROBE_S = 1.0  # for workers of which some are silent
 
 
 @contextlib.contextmanager
@@ -40,7 +41,7 @@ def black_hole() -> Iterator[str]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[UpstreamClient]:
-    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S)
+    client = UpstreamClient(2.0, probe_timeout_s=PATIENT_S)
     async with asyncio.timeout(30):
         yield client
     await client.close()
@@ -62,7 +63,9 @@ async def test_who_is_cut_off_is_given_up_at_its_first_late_probe(client: Upstre
             fleet = Fleet.from_urls("", "", ",".join((hole, busy.url, good.url)))
             one, other, third = fleet.decode
             busy.silent = {"/ready", "/health"}
-            await probe_once(fleet, client)
+            await probe_one(fleet, client, third)
+            client._probe_timeout = PROBE_S
+            await asyncio.gather(*(probe_one(fleet, client, silent) for silent in (one, other)))
             assert (one.lost, other.lost, third.up) == (True, False, True)
             asked = await fleet.doubtful(0.0)
             assert other in asked, "it is asked again at once"
@@ -78,7 +81,10 @@ async def test_who_shares_an_address_with_one_that_is_cut_off_is_asked_at_once(
             elsewhere = other.url.replace("127.0.0.1", "localhost")
             fleet = Fleet.from_urls(good.url, "http://127.0.0.1:9", f"{hole},{elsewhere}")
             (beside,), (down,), (one, away) = fleet.encode, fleet.prefill, fleet.decode
-            await probe_once(fleet, client)
+            for who in (beside, down, away):
+                await probe_one(fleet, client, who)
+            client._probe_timeout = PROBE_S
+            await probe_one(fleet, client, one)
             assert (one.lost, beside.up, away.up, down.up) == (True, True, True, False)
             assert await fleet.doubtful(0.0) == [beside]
 
@@ -118,7 +124,7 @@ async def test_a_worker_that_a_master_knows_is_listened_to_while_calls_wait(
         fleet.watched = instance.known_to_master = other.known_to_master = True
         asked = len(idle.asked)
         async with calling(fleet, client, worker, instance) as waiting:
-            worker.silent = {"/ready", "/health"}
+            worker.silent, client._probe_timeout = {"/ready", "/health"}, PROBE_S
             probing = asyncio.create_task(probe(fleet, client, 0.05))
             with pytest.raises(CallFailed, match="silent"):
                 await waiting
@@ -151,8 +157,7 @@ async def test_relayed_calls_end_with_a_worker_that_is_given_up() -> None:
         worker.silent = {"/slow"}
         answering = asyncio.create_task(pool.ask("/slow", b"", [b""], limits))
         reading = asyncio.create_task(streaming.forward())
-        while "/slow" not in worker.asked:  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.001)
+        await eventually(lambda: "/slow" in worker.asked)
         pools.give_up([instance])
         await asyncio.sleep(0)
         assert not (reading.done() or answering.done())

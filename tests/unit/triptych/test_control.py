@@ -23,6 +23,7 @@ def echo(asked: Restart, answer: Answer) -> None:
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    monkeypatch.setattr("triptych.launch.control._ASK_S", 30.0)
     with contextlib.closing(Control(Path(), echo)) as made:
         yield made
 

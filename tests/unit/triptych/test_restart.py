@@ -23,6 +23,7 @@ def test_who_asks_is_told_what_the_system_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    monkeypatch.setattr("triptych.launch.control._ASK_S", 30.0)
     program = Path("worker")
     program.symlink_to(str(shutil.which("sleep")))
     worker = Service("decode-0", ("./worker", "60"), NOWHERE)
