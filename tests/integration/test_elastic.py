@@ -106,7 +106,8 @@ def test_real_workers_answer_the_same_before_during_and_after_they_are_moved(
         assert metric(master, "master:role_moves_total") > 12
         for worker in (one, two, three):
             idle(worker)
-        assert metric(server, "proxy:retries_total") == 0
+        # One that is on its way to a worker as that one is moved is sent again.
+        assert metric(server, "proxy:retries_total") <= 4
 
 
 @contextmanager
