@@ -68,11 +68,8 @@ def mutant(source: str, site: Site) -> Mutant:
 
 def changes(source: str) -> set[str]:
     """`Mutant.change` of every site, without the mutants."""
-    return {
-        _changed(copy.deepcopy(node), place)
-        for node in ast.walk(ast.parse(source))
-        for place in range(len(list(_changes(node))))
-    }
+    nodes = list(ast.walk(ast.parse(source)))
+    return {_changed(copy.deepcopy(nodes[site.number]), site.place) for site in sites(source)}
 
 
 def _changed(node: ast.AST, place: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.integration.test_stalled_engine import busy, call_status
-from tests.support.clients import all_tokens, all_up, tokens
+from tests.support.clients import all_tokens, all_up, caught
 from tests.support.conversations import asking
 from tests.support.installed_plugin import describe
 from tests.support.stack import idle, proxy, running
@@ -50,8 +50,7 @@ def test_requests_leave_a_step_that_hangs_and_come_back(
         expected = all_tokens(server, CASES, **SHORT)
         long = all_tokens(server, CASES[:4], **LONG)
         with ThreadPoolExecutor(4) as pool:
-            streams = [pool.submit(tokens, server, case, **LONG) for case in CASES[:4]]
-            until(lambda: busy(ill) or all(one.done() for one in streams))
+            streams = caught(pool, server, CASES[:4], lambda: busy(ill), **LONG)
             (tmp_path / "hangs").touch()
             assert all_tokens(server, CASES, **SHORT) == expected
             assert [one.result(BOUND_S) for one in streams] == long

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.conftest import ModelDir
-from tests.support.clients import all_tokens, all_up, tokens
+from tests.support.clients import all_tokens, all_up, caught
 from tests.support.conversations import asking
 from tests.support.stack import Process, call, engine_of, idle, proxy, running
 from tests.support.waiting import until
@@ -49,8 +49,7 @@ def test_requests_leave_a_frozen_engine_and_come_back_to_it(
         expected = all_tokens(server, CASES, **SHORT)
         long = all_tokens(server, CASES[:4], **LONG)
         with ThreadPoolExecutor(4) as pool:
-            streams = [pool.submit(tokens, server, case, **LONG) for case in CASES[:4]]
-            until(lambda: any(map(busy, workers)) or all(one.done() for one in streams))
+            streams = caught(pool, server, CASES[:4], lambda: any(map(busy, workers)), **LONG)
             ill, well = sorted(workers, key=busy, reverse=True)
             with frozen(ill):
                 assert all_tokens(server, CASES, **SHORT) == expected

@@ -3,12 +3,14 @@
 import base64
 import json
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tests.support.engines import png
 from tests.support.reference import Messages
 from tests.support.stack import Process, call
+from tests.support.waiting import until
 
 
 def openai_messages(messages: Messages) -> Messages:
@@ -62,6 +64,25 @@ def all_tokens(server: Process, cases: list[Messages], **params: Any) -> list[li
     """Every case at once."""
     with ThreadPoolExecutor(len(cases)) as pool:
         return list(pool.map(lambda case: tokens(server, case, **params), cases))
+
+
+def caught(
+    pool: ThreadPoolExecutor,
+    server: Process,
+    cases: list[Messages],
+    seen: Callable[[], bool],
+    **params: Any,
+) -> list[Future[list[int]]]:
+    """Every case at once, under way when it is `seen`; anew if all were over by then."""
+    streams: list[Future[list[int]]] = []
+
+    def under_way() -> bool:
+        if all(one.done() for one in streams):
+            streams[:] = [pool.submit(tokens, server, case, **params) for case in cases]
+        return seen()
+
+    until(under_way)
+    return streams
 
 
 Asked = list[tuple[Messages, str]]

@@ -22,6 +22,7 @@ from tests.support.probed_workers import (
     serving,
 )
 from tests.support.shortage import no_files_left
+from tests.support.waiting import eventually
 
 HASTY_S = 0.1  # where all who are asked are silent
 
@@ -74,8 +75,7 @@ async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> Non
         seen: list[bool] = []
         fleet.subscribe(lambda: seen.append(other.up))
         round_ = asyncio.create_task(probe_once(fleet, client))
-        while not seen:  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.001)
+        await eventually(lambda: bool(seen))
         assert not round_.done() and seen == [True]
         round_.cancel()
         await asyncio.gather(round_, return_exceptions=True)

@@ -165,6 +165,7 @@ async def test_a_client_that_leaves_and_another_attempt() -> None:
         client = asyncio.create_task(proxy.post(text()))
         await eventually(lambda: len(first.asked) + len(second.asked) == 2)
         client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
         line = await lines.one()
         assert (line["status"], line["outcome"], line["retries"]) == (0, "aborted", 1)
         assert line["decode_worker"].count("http://") == 2
