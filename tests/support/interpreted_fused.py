@@ -1,7 +1,8 @@
 """The fused kernels in Triton's interpreter, on the CPU, against the operations they replace.
 
-Not collected by itself: `tests/unit/engine/test_fused_kernels.py` runs it with TRITON_INTERPRET=1
-in a process of its own, since kernels are made for the interpreter or for a device on import.
+Not collected by itself: `tests/unit/engine/test_interpreted_kernels.py` runs it with
+TRITON_INTERPRET=1 in a process of its own, since kernels are made for the interpreter or for a
+device on import.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The Triton kernels in Triton's interpreter, on the CPU, against the PyTorch reference.
 
-Not collected by itself: `tests/unit/engine/test_triton_attention.py` runs it with
+Not collected by itself: `tests/unit/engine/test_interpreted_kernels.py` runs it with
 TRITON_INTERPRET=1 in a process of its own, since kernels are made for the interpreter or for a
 device on import.
 """

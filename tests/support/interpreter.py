@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "tests.support.interpreted"
 
 
-def passes(name: str) -> None:
-    """The tests of `tests/support/NAME` pass under the interpreter."""
-    file = f"tests/support/{name}"
+def passes(*names: str) -> None:
+    """The tests of each `tests/support/NAME` pass under the interpreter."""
+    files = [f"tests/support/{name}" for name in names]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, file],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, *files],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

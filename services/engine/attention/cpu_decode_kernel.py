@@ -16,7 +16,6 @@ from services.engine.attention.numba_bfloat16 import (
     BYTES,
     FIRST,
     LOG2_E,
-    function,
     halves,
     inlined,
     integers,
@@ -65,63 +64,58 @@ def _soften(scores: Any, first: Any, count: Any, top: Any) -> Any:
     return total
 
 
-def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> Any:
-    """All query heads of one KV head over one context; the numbers as of `compile_kernel`."""
-
+@inlined
+def _attend(
+    heads: Any, k_dim: Any, v_dim: Any, block: Any, lanes: Any, kind: Any,
+    query: Any, pool: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+    size: Any, kv_heads: Any, table: Any, first: Any, context: Any, kv_head: Any, found: Any,
+    sums: Any,
+) -> None:  # fmt: skip
+    """All queries of one KV head over one context: found float32[heads * v_dim], still to be
+    divided by sums float32[heads]. The first row of arguments are constants of the kernel, which
+    they name as `compile_kernel` does."""
     width = BYTES if kind == 0 else 1  # of an element
     narrow = 1 if kind == 0 else 0
-    lanes = lanes_of(k_dim, v_dim, block)
-
-    @function(cache=True)
-    def attend(
-        query: Any, pool: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
-        size: Any, kv_heads: Any, table: Any, first: Any, context: Any, kv_head: Any, found: Any,
-        sums: Any,
-    ) -> None:  # fmt: skip
-        """All queries of one KV head over one context: found float32[heads * v_dim], still to be
-        divided by sums float32[heads]."""
-        tile = np.empty(block * max(k_dim, v_dim), np.float32)
-        scores, kept = np.empty(heads * block, np.float32), np.empty(heads, np.float32)
-        tops = np.full(heads, _LOWEST)
-        query_at, tile_at, scores_at = address_of(query), address_of(tile), address_of(scores)
-        kept_at, found_at = address_of(kept), address_of(found)
-        at_key, at_value = (keys + kv_head * k_dim) * width, (values + kv_head * v_dim) * width
-        last = (context + block - 1) // block
-        for place in range(first // block, last):
-            block_at = pool + table[place] * size * width
-            if place + 1 < last:
-                following = pool + table[place + 1] * size * width
-                _fetch_rows(following + at_key, kv_heads * k_dim * width, block, k_dim * width)
-                _fetch_rows(following + at_value, kv_heads * v_dim * width, block, v_dim * width)
+    tile = np.empty(block * max(k_dim, v_dim), np.float32)
+    scores, kept = np.empty(heads * block, np.float32), np.empty(heads, np.float32)
+    tops = np.full(heads, _LOWEST)
+    query_at, tile_at, scores_at = address_of(query), address_of(tile), address_of(scores)
+    kept_at, found_at = address_of(kept), address_of(found)
+    at_key, at_value = (keys + kv_head * k_dim) * width, (values + kv_head * v_dim) * width
+    last = (context + block - 1) // block
+    for place in range(first // block, last):
+        block_at = pool + table[place] * size * width
+        if place + 1 < last:
+            following = pool + table[place + 1] * size * width
+            _fetch_rows(following + at_key, kv_heads * k_dim * width, block, k_dim * width)
+            _fetch_rows(following + at_value, kv_heads * v_dim * width, block, v_dim * width)
+        load_rows(
+            kind, block_at + at_key, kv_heads * k_dim,
+            block_at + BYTES * (key_scales + kv_head), kv_heads, block, k_dim, tile,
+        )  # fmt: skip
+        dot_rows(query_at, tile_at, scores_at, heads, k_dim, block, lanes)
+        low, high = max(first - place * block, 0), min(context - place * block, block)
+        for head in range(heads):
+            at = head * block
+            # What lies outside is not of this context, and maybe not even a number.
+            scores[at : at + low] = _LOWEST
+            scores[at + high : at + block] = _LOWEST
+            top = highest_of(scores_at + at * _FLOAT_BYTES, tops[head], block, lanes)
+            kept[head] = power_of_two(tops[head] - top)
+            tops[head] = top
+            sums[head] = sums[head] * kept[head] + _soften(scores, at, block, top)
+        rows, step = block_at + at_value, kv_heads * v_dim * width
+        if kind != 0:
             load_rows(
-                kind, block_at + at_key, kv_heads * k_dim,
-                block_at + BYTES * (key_scales + kv_head), kv_heads, block, k_dim, tile,
+                kind, rows, kv_heads * v_dim, block_at + BYTES * (value_scales + kv_head),
+                kv_heads, block, v_dim, tile,
             )  # fmt: skip
-            dot_rows(query_at, tile_at, scores_at, heads, k_dim, block, lanes)
-            low, high = max(first - place * block, 0), min(context - place * block, block)
-            for head in range(heads):
-                at = head * block
-                # What lies outside is not of this context, and maybe not even a number.
-                scores[at : at + low] = _LOWEST
-                scores[at + high : at + block] = _LOWEST
-                top = highest_of(scores_at + at * _FLOAT_BYTES, tops[head], block, lanes)
-                kept[head] = power_of_two(tops[head] - top)
-                tops[head] = top
-                sums[head] = sums[head] * kept[head] + _soften(scores, at, block, top)
-            rows, step = block_at + at_value, kv_heads * v_dim * width
-            if kind != 0:
-                load_rows(
-                    kind, rows, kv_heads * v_dim, block_at + BYTES * (value_scales + kv_head),
-                    kv_heads, block, v_dim, tile,
-                )  # fmt: skip
-                rows, step = tile_at, v_dim * _FLOAT_BYTES
-            # From low to high alone: outside may be NaN, which no weight, however small, hides.
-            add_rows(
-                scores_at, kept_at, rows, step, low, high, found_at, heads, v_dim, block, lanes,
-                narrow,
-            )  # fmt: skip
-
-    return attend
+            rows, step = tile_at, v_dim * _FLOAT_BYTES
+        # From low to high alone: outside may be NaN, which no weight, however small, hides.
+        add_rows(
+            scores_at, kept_at, rows, step, low, high, found_at, heads, v_dim, block, lanes,
+            narrow,
+        )  # fmt: skip
 
 
 def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0) -> Any:
@@ -134,10 +128,9 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
     value_scales, where their scales do, in scales; size; kv_heads; tables int64[R, width]; width;
     contexts int64[R]; requests R; window, 0 for none; scale. Work is a KV head of a request.
     """
-    attend = _attend_for(heads, k_dim, v_dim, block, kind)
+    lanes = lanes_of(k_dim, v_dim, block)
 
-    # Numba would not find it again: to it the function that is called here is another each time.
-    @kernel(cache=False)
+    @kernel()
     def decode(data: Any) -> None:
         words = words_of(data)[FIRST:]
         step, out, pool = words[1], halves(words[2]), words[4]
@@ -157,7 +150,8 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
                 scaled[d] = widened(query[d]) * scale
             found[:], sums[:] = np.float32(0.0), np.float32(0.0)
             table = tables[request * width : (request + 1) * width]
-            attend(
+            _attend(
+                heads, k_dim, v_dim, block, lanes, kind,
                 scaled, pool, keys, values, key_scales, value_scales, size, kv_heads, table, first,
                 context, kv_head, found, sums,
             )  # fmt: skip

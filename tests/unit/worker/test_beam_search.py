@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -35,10 +36,18 @@ def model(request: pytest.FixtureRequest) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def following(model: LlamaForCausalLM, tokens: list[int], count: int) -> PositionLogprobs:
+@lru_cache(maxsize=1 << 14)  # searches meet the same beams again and again
+def sorted_logprobs(
+    model: LlamaForCausalLM, tokens: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the next token, and the ids that they are of."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([tokens])).logits[0, -1].float()
-    values, ids = torch.log_softmax(logits, -1).topk(count)
+        return torch.log_softmax(logits, -1).sort(descending=True)
+
+
+def following(model: LlamaForCausalLM, tokens: list[int], count: int) -> PositionLogprobs:
+    values, ids = (found[:count] for found in sorted_logprobs(model, tuple(tokens)))
     top = [
         TokenLogprob(int(token), float(value), rank + 1)
         for rank, (token, value) in enumerate(zip(ids, values, strict=True))
