@@ -37,7 +37,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def answers(
     worker: Engine, path: Path, cases: list[Any], **sampling: Any
 ) -> dict[tuple[str, int], list[int]]:
-    options = {"max_tokens": 24, "ignore_eos": True, **sampling}
+    options = {"max_tokens": 16, "ignore_eos": True, **sampling}
     found = run(
         worker, [request_of(path, case, f"r{i}", **options) for i, case in enumerate(cases)]
     )
