@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import literally
 
 from services.engine.attention.numba_bfloat16 import (
     BYTES,
     FIRST,
     LOG2_E,
+    function,
     halves,
     inlined,
     integers,
@@ -64,18 +66,22 @@ def _soften(scores: Any, first: Any, count: Any, top: Any) -> Any:
     return total
 
 
-@inlined
+@function(cache=True)
 def _attend(
-    heads: Any, k_dim: Any, v_dim: Any, block: Any, lanes: Any, kind: Any,
+    heads: Any, k_dim: Any, v_dim: Any, block: Any, lanes: Any, kind: Any, bf16: Any,
     query: Any, pool: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
     size: Any, kv_heads: Any, table: Any, first: Any, context: Any, kv_head: Any, found: Any,
     sums: Any,
 ) -> None:  # fmt: skip
     """All queries of one KV head over one context: found float32[heads * v_dim], still to be
-    divided by sums float32[heads]. The first row of arguments are constants of the kernel, which
-    they name as `compile_kernel` does."""
+    divided by sums float32[heads]. The first row of arguments, named as those of `compile_kernel`,
+    are compiled in as constants; bf16: 1 where the pool holds bfloat16, 0 where it holds codes.
+
+    Numba keeps a compiled kernel only if this is the same function each time; inlined it takes an
+    eighth longer where dimensions are 64."""
+    literally(heads), literally(k_dim), literally(v_dim), literally(block)
+    literally(lanes), literally(kind), literally(bf16)
     width = BYTES if kind == 0 else 1  # of an element
-    narrow = 1 if kind == 0 else 0
     tile = np.empty(block * max(k_dim, v_dim), np.float32)
     scores, kept = np.empty(heads * block, np.float32), np.empty(heads, np.float32)
     tops = np.full(heads, _LOWEST)
@@ -114,7 +120,7 @@ def _attend(
         # From low to high alone: outside may be NaN, which no weight, however small, hides.
         add_rows(
             scores_at, kept_at, rows, step, low, high, found_at, heads, v_dim, block, lanes,
-            narrow,
+            bf16,
         )  # fmt: skip
 
 
@@ -128,7 +134,7 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
     value_scales, where their scales do, in scales; size; kv_heads; tables int64[R, width]; width;
     contexts int64[R]; requests R; window, 0 for none; scale. Work is a KV head of a request.
     """
-    lanes = lanes_of(k_dim, v_dim, block)
+    lanes, bf16 = lanes_of(k_dim, v_dim, block), 1 if kind == 0 else 0
 
     @kernel()
     def decode(data: Any) -> None:
@@ -151,7 +157,7 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
             found[:], sums[:] = np.float32(0.0), np.float32(0.0)
             table = tables[request * width : (request + 1) * width]
             _attend(
-                heads, k_dim, v_dim, block, lanes, kind,
+                heads, k_dim, v_dim, block, lanes, kind, bf16,
                 scaled, pool, keys, values, key_scales, value_scales, size, kv_heads, table, first,
                 context, kv_head, found, sums,
             )  # fmt: skip
