@@ -8,11 +8,14 @@ other way round. So kernels are C functions, which the OpenMP that PyTorch uses 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import re
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +26,8 @@ import torch
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 logging.getLogger("numba").setLevel(logging.WARNING)  # its own debugging is of no use here
+_POLL_S = 0.02
+_PATIENCE_S = 60.0  # a kernel takes seconds to compile
 _OPENMP = re.compile(r"\S*/lib(gomp|iomp5|omp)\S*\.so\S*$")
 
 
@@ -67,7 +72,8 @@ def team() -> Any:
         parallel = ctypes.CDLL(_openmp()).GOMP_parallel
         parallel.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
         parallel.restype = None
-        _try(parallel)
+        with compiling_alone():
+            _try(parallel)
     except Exception as error:  # of Numba or the system: PyTorch computes as well
         logger.warning("no kernels are compiled for this CPU: %s", error)
         return None
@@ -80,10 +86,54 @@ def compiled(make: Callable[[Any], _T], what: str, *, products: bool = False) ->
     if (parallel := team()) is None or (products and not has_bfloat16_products()):
         return None
     try:
-        return make(parallel)
+        with compiling_alone():
+            return make(parallel)
     except Exception as error:  # of many kinds, Numba's and the system's
         logger.warning("%s: there is no kernel for this CPU: %s", what, error)
         return None
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """One process compiles at a time, of those with the same folder of kernels; the next ones find
+    what it has kept. Numba notes what it keeps in a file without a lock: of two processes one may
+    lose its entry, or find the other's kernel under its own name. After a minute this one goes on
+    as if it were alone: a process may have stopped while it compiles."""
+    try:
+        file = _lock_file()
+    except OSError:  # also where the folder takes no files: nothing is kept then
+        yield
+        return
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while not _locked(file) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        # Closing alone would leave it to a process that was forked meanwhile.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def _lock_file() -> int:
+    """A descriptor of the file that is locked, `OSError` where there can be none."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if not folder:
+        raise FileNotFoundError("no folder for compiled kernels is set")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return os.open(Path(folder) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked(file: int) -> bool:
+    """Whether this process has the lock now; also where the file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _try(parallel: Any) -> None:

@@ -1,0 +1,108 @@
+"""Kernels for CPUs that several processes compile at once, and find again later."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from services.engine.attention import numba_runtime
+from services.engine.attention.numba_runtime import compiled, compiling_alone
+from tests.support.forked import context
+
+DEADLINE_S = 240.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Another process compiles."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_one_waits_for_another(folder: Path) -> None:
+    made = threading.Event()
+
+    def compile_it() -> None:
+        compiled(lambda _: made.set(), "a kernel")
+
+    thread = threading.Thread(target=compile_it)
+    with held(folder):
+        thread.start()
+        assert not made.wait(0.3)
+    thread.join(DEADLINE_S)
+    assert made.is_set()
+    with held(folder):
+        pass
+
+
+def test_one_that_stands_still_is_not_waited_for_without_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba_runtime, "_PATIENCE_S", 0.05)
+    with held(folder):
+        assert compiled(lambda _: "made", "a kernel") == "made"
+
+
+def test_a_folder_that_takes_no_files_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands where the folder should be: also root cannot write there."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    with compiling_alone():
+        pass
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    with compiling_alone():
+        pass
+
+
+@pytest.mark.slow
+def test_kernels_compiled_at_once_are_all_found_again(folder: Path) -> None:
+    """Each process another one, into the same file of Numba's."""
+    shapes = [(1, 16, 16, 16), (2, 16, 16, 16), (1, 32, 32, 16), (2, 32, 32, 16)]
+    assert _compiled(folder, [[shape] for shape in shapes]) == [0, 0, 0, 0]
+    assert _compiled(folder, [shapes]) == [4]
+
+
+def _compiled(folder: Path, shares: list[list[tuple[int, int, int, int]]]) -> list[int]:
+    """How many kernels each of as many processes found, where it compiles its share."""
+    pipes = [context().Pipe(duplex=False) for _ in shares]
+    processes = [
+        context().Process(target=_compile, args=(str(folder), share, say), daemon=True)
+        for share, (_, say) in zip(shares, pipes, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    found = []
+    for hear, _ in pipes:
+        assert hear.poll(DEADLINE_S), "no answer"
+        found.append(hear.recv())
+    for process in processes:
+        process.join(DEADLINE_S)
+    return found
+
+
+def _compile(folder: str, shapes: list[tuple[int, int, int, int]], say: Connection) -> None:
+    import numba
+
+    os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = folder
+    from services.engine.attention import cpu_decode_kernel
+
+    cpu_decode_kernel._attend.enable_caching()  # in that folder
+    kernels = [
+        compiled(lambda _, shape=shape: cpu_decode_kernel.compile_kernel(*shape), "a kernel")
+        for shape in shapes
+    ]
+    say.send(sum(kernel.cache_hits for kernel in kernels if kernel is not None))
