@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.conformance.agents import Agent, Said
 from tests.conformance.asking import PROMPT, Json
-from tests.conformance.prompt_probes import CIRCLES, NOTHING, SCHEMA
+from tests.conformance.prompt_probes import SCHEMA
 
 AgentProbe = Callable[[Agent], None]
+HOT = 2.0
 
 
 def asked(agent: Agent, text: str) -> Json:
@@ -36,49 +37,42 @@ def model(agent: Agent) -> None:
 
 def stream(agent: Agent) -> None:
     assert agent.draw(stream=False) == agent.ask()
-    deltas = [e["delta"] for e in agent.events() if e["type"].endswith("delta")]
+    events = agent.events(**length(agent, 4))
+    deltas = [event["delta"] for event in events if event["type"].endswith("delta")]
     assert len(deltas) > 1  # it comes piece by piece
 
 
 def most_tokens(agent: Agent) -> None:
-    short = agent.ask(**length(agent, 2))
-    assert short.output == 2 and short.ended != agent.ask(**length(agent, 100)).ended
+    short = agent.ask(**length(agent, 3))
+    assert short.output == 3 and short.ended != agent.draw(**length(agent, 100)).ended
     (name,) = too_many = length(agent, 1_000_000)
     agent.refused(name, **too_many)
 
 
 def draws(agent: Agent, **fields: Any) -> list[Said]:
-    """A few, at a temperature."""
-    return [agent.draw(temperature=1.0, **fields) for _ in range(3)]
+    """A few, at a temperature that makes no token likely."""
+    return [agent.draw(temperature=HOT, **fields) for _ in range(3)]
 
 
 def temperature(agent: Agent) -> None:
-    assert agent.ask() == agent.draw()
-    assert any(found.text != agent.draw().text for found in draws(agent))
+    longer = length(agent, 8)
+    assert agent.ask(**longer) == agent.draw(**longer) == agent.draw(**longer)
+    assert any(found.text != agent.base().text for found in draws(agent))
     agent.refused("temperature", temperature=-1)
 
 
 def likeliest_only(**fields: Any) -> AgentProbe:
     def probe(agent: Agent) -> None:
-        assert draws(agent, **fields) == [agent.draw()] * 3
-        assert agent.ask(temperature=1.0, **fields) == agent.draw()
+        assert draws(agent, **fields) == [agent.base()] * 3
+        assert agent.ask(temperature=HOT, **fields) == agent.base()
 
     return probe
-
-
-def several_calls(agent: Agent, **forced: Any) -> Json:
-    """A request that the model answers with more than one call."""
-    fields = {"tools": [tool(agent, NOTHING)], **forced, **length(agent, 80)}
-    for text in CIRCLES:
-        if len(agent.draw(**fields, **asked(agent, text)).calls) > 1:
-            return {**fields, **asked(agent, text)}
-    raise AssertionError("no prompt makes this model call twice")
 
 
 def effort(agent: Agent, shown: Json) -> None:
     """The template of `conftest` writes the effort."""
     found = agent.same_as_chat({"reasoning_effort": "low"}, **shown)
-    assert found.prompt > agent.draw().prompt
+    assert found.prompt > agent.base().prompt
     assert found.text == agent.door.ask(
         "completions", prompt=f"Effort: low\n{rendered()}", ignore_eos=...
     )["choices"][0]["text"]  # fmt: skip

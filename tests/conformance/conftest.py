@@ -2,6 +2,7 @@
 them, so that its memory is free for other tests of the same process."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,14 @@ def doors(
         for worker in workers:
             worker.wait_ready()
         prefill, decode = workers
-        proxies = {
-            dialect: proxy(stack, [], [prefill], [decode], "--dialect", dialect, *flags)
+        # Workers are here to stay: they need not be asked for their health all the time.
+        rarely = ("--probe-interval", "5", *flags)
+        known: dict[str, Any] = {}
+        yield {
+            dialect: Door(dialect, front.url, decode.url, known)
             for dialect in DIALECTS
+            for front in [proxy(stack, [], [prefill], [decode], "--dialect", dialect, *rarely)]
         }
-        yield {dialect: Door(dialect, found.url, decode.url) for dialect, found in proxies.items()}
         for worker in workers:
             idle(worker)
 

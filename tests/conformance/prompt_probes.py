@@ -24,8 +24,6 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "draw", "parameters": SCHEMA}}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of a tool without arguments."""
-CIRCLES = tuple(f"{'circle ' * count}?" for count in range(1, 13))
-"""Prompts, some of which make a tiny model call a tool more than once."""
 
 
 def templated(door: Door, route: Route, expected: str, template: str, **fields: Any) -> None:

@@ -6,19 +6,19 @@ import re
 from typing import Any
 
 from tests.conformance.agent_probes import (
+    HOT,
     SHARED,
     AgentProbe,
-    draws,
     effort,
+    length,
     likeliest_only,
     most_tokens,
-    several_calls,
     tool,
 )
 from tests.conformance.agents import PATHS, Agent, said
 from tests.conformance.asking import PROMPT, TOKENS, Json
-from tests.conformance.probes import FORCED, forced, terse
-from tests.conformance.prompt_probes import SCHEMA, TOOL
+from tests.conformance.probes import FORCED, forced, goes_on, terse
+from tests.conformance.prompt_probes import NOTHING, SCHEMA, TOOL
 from tests.support.stack import call
 
 USER = {"role": "user", "content": PROMPT}
@@ -30,7 +30,7 @@ def stored(agent: Agent, name: str) -> tuple[int, Any]:
 
 def input_items(agent: Agent) -> None:
     other = agent.same_as_chat({"messages": [{"role": "user", "content": "Hi"}]}, input="Hi")
-    assert other.text != agent.draw().text
+    assert other.text != agent.base().text
     turns = [USER, {"role": "assistant", "content": "Two."}, {"role": "user", "content": "Why?"}]
     agent.same_as_chat({"messages": turns}, input=turns)
     agent.refused("input", input=...)
@@ -40,7 +40,7 @@ def instructions(agent: Agent) -> None:
     """They hold for one response alone."""
     chat = {"messages": [{"role": "system", "content": "Be brief."}, USER]}
     found = agent.same_as_chat(chat, instructions="Be brief.")
-    assert found.prompt > agent.draw().prompt and found.whole["instructions"] == "Be brief."
+    assert found.prompt > agent.base().prompt and found.whole["instructions"] == "Be brief."
     after(agent, found.whole)
 
 
@@ -55,14 +55,14 @@ def after(agent: Agent, response: Json) -> None:
 
 
 def previous_response_id(agent: Agent) -> None:
-    after(agent, agent.draw().whole)
+    after(agent, agent.base().whole)
     after(agent, agent.stream())
     assert agent.post(previous_response_id="resp_unknown")[0] == 404
 
 
 def store(agent: Agent) -> None:
     for kept, left in (
-        (agent.draw().whole, agent.draw(store=False).whole),
+        (agent.base().whole, agent.draw(store=False).whole),
         (agent.stream(), agent.stream(store=False)),
     ):
         assert (kept["store"], left["store"]) == (True, False)
@@ -72,28 +72,30 @@ def store(agent: Agent) -> None:
 
 def tools(agent: Agent) -> None:
     found = agent.same_as_chat({"tools": [TOOL]}, tools=[tool(agent)])
-    assert found.prompt > agent.draw().prompt and found.whole["tools"] == [tool(agent)]
+    assert found.prompt > agent.base().prompt and found.whole["tools"] == [tool(agent)]
 
 
 def tool_choice(agent: Agent) -> None:
+    assert agent.ask(tools=[tool(agent)], tool_choice="none") == agent.base()
+    auto = agent.ask(tools=[tool(agent)], tool_choice="auto")
+    assert auto == agent.draw(tools=[tool(agent)])
     bias = {"logit_bias": terse(agent.door), "max_output_tokens": 90}
     named: Json = {"type": "function", "name": "draw"}
     allowed: Json = {"type": "allowed_tools", "mode": "required", "tools": [named]}
-    for choice in ("required", named, allowed):
-        found = agent.ask(tools=[tool(agent)], tool_choice=choice, **bias)
+    for choice, ask in (("required", agent.ask), (named, agent.draw), (allowed, agent.draw)):
+        found = ask(tools=[tool(agent)], tool_choice=choice, **bias)
         ((name, arguments),) = found.calls
         assert (name, json.loads(arguments)) == ("draw", {"a": 1})
         assert found.whole["tool_choice"] == choice
-    assert agent.ask(tools=[tool(agent)], tool_choice="none") == agent.draw()
-    auto = agent.ask(tools=[tool(agent)], tool_choice="auto")
-    assert auto == agent.draw(tools=[tool(agent)])
     agent.refused("tool_choice", tools=[tool(agent)], tool_choice={**named, "name": "other"})
 
 
 def parallel_tool_calls(agent: Agent) -> None:
-    several = several_calls(agent, tool_choice="required")
-    found = agent.ask(**several, parallel_tool_calls=False)
+    bare = {"tools": [tool(agent, NOTHING)], "tool_choice": "required"}
+    fields = {**bare, "logit_bias": goes_on(agent.door), "max_output_tokens": 60}
+    found = agent.ask(**fields, parallel_tool_calls=False)
     assert len(found.calls) == 1 and found.whole["parallel_tool_calls"] is False
+    assert len(agent.draw(**fields).calls) > 1
 
 
 def held_to(pattern: str, **fields: Any) -> AgentProbe:
@@ -113,17 +115,17 @@ def text(agent: Agent) -> None:
 
 def reasoning(agent: Agent) -> None:
     effort(agent, {"reasoning": {"effort": "low"}})
-    assert agent.ask(reasoning={"summary": "auto"}) == agent.draw()
+    assert agent.ask(reasoning={"summary": "auto"}) == agent.base()
 
 
 def truncation(agent: Agent) -> None:
-    assert agent.ask(truncation="disabled") == agent.draw()
+    assert agent.ask(truncation="disabled") == agent.base()
     agent.refused("input", truncation="disabled", input="Once upon a time. " * 2000)
     agent.refused("truncation", truncation="auto")
 
 
 def include(agent: Agent) -> None:
-    assert agent.ask(include=["reasoning.encrypted_content"]) == agent.draw()
+    assert agent.ask(include=["reasoning.encrypted_content"]) == agent.base()
     agent.refused("include[0]", include=["message.output_text.logprobs"])
 
 
@@ -138,14 +140,14 @@ def repeated(name: str, value: Any) -> AgentProbe:
 
 
 def seed(agent: Agent) -> None:
-    first = [found for number in range(3) for found in draws(agent, seed=number)]
-    assert first[::3] == first[1::3] == first[2::3] and len({one.text for one in first}) > 1
-    assert agent.ask(temperature=1.0, seed=1) == first[3]
+    hot = {"temperature": HOT, **length(agent, 4)}
+    first, other = (agent.draw(**hot, seed=number) for number in (1, 2))
+    assert first.text != other.text and agent.ask(**hot, seed=1) == first
 
 
 def repetition_penalty(agent: Agent) -> None:
     found = agent.same_as_chat({"repetition_penalty": 1e-4}, repetition_penalty=1e-4)
-    assert found.text != agent.draw().text
+    assert found.text != agent.base().text
 
 
 def evened_out(name: str) -> AgentProbe:
@@ -165,13 +167,13 @@ def logit_bias(agent: Agent) -> None:
 
 
 def stop(agent: Agent) -> None:
-    found = agent.ask(**forced(agent.door, stop=["xx"]))
+    found = agent.ask(**forced(agent.door, stop=["xx"]), max_output_tokens=3)
     assert (found.text, found.whole["status"]) == ("", "completed")
 
 
 def include_stop_str_in_output(agent: Agent) -> None:
     fields = forced(agent.door, stop="xx", include_stop_str_in_output=True)
-    assert agent.ask(**fields).text == "xx"
+    assert agent.ask(**fields, max_output_tokens=3).text == "xx"
 
 
 def ignore_eos(agent: Agent) -> None:
@@ -188,12 +190,12 @@ def skip_special_tokens(agent: Agent) -> None:
 
 def mm_processor_kwargs(agent: Agent) -> None:
     """The model here takes no pictures; tests/integration asks one that does."""
-    assert agent.ask(mm_processor_kwargs={}) == agent.draw()
+    assert agent.ask(mm_processor_kwargs={}) == agent.base()
     agent.refused("mm_processor_kwargs", mm_processor_kwargs={"max_pixels": 65536})
 
 
 def priority(agent: Agent) -> None:
-    assert agent.ask(priority=1) == agent.draw()
+    assert agent.ask(priority=1) == agent.base()
     agent.refused("priority", priority=-1)
 
 
@@ -222,12 +224,12 @@ def stop_token_ids(agent: Agent) -> None:
 
 
 def session_id(agent: Agent) -> None:
-    assert agent.ask(session_id="conversation") == agent.draw()
+    assert agent.ask(session_id="conversation") == agent.base()
     agent.refused("session_id", session_id=5)
 
 
 def include_reasoning(agent: Agent) -> None:
-    thinks = {"chat_template": "{{ messages[0].content }}<think>\n"}
+    thinks = {"chat_template": "{{ messages[0].content }}<think>\n", **length(agent, 4)}
     thought, hidden = agent.ask(**thinks), agent.ask(**thinks, include_reasoning=False)
     assert thought.thought and not thought.text
     assert not hidden.thought and not hidden.text and hidden.output == thought.output

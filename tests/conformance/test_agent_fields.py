@@ -10,6 +10,7 @@ from protocol.request_fields import RequestField, Route, State
 from tests.conformance.agent_probes import AgentProbe
 from tests.conformance.agents import Agent
 from tests.conformance.asking import Door
+from tests.conformance.covering import examples, neutral
 from tests.conformance.message_probes import MESSAGE_PROBES
 from tests.conformance.response_probes import RESPONSE_PROBES
 
@@ -19,9 +20,12 @@ PROBES: dict[Route, dict[str, AgentProbe]] = {
 }
 
 
+def of(state: State) -> list[RequestField]:
+    return [row for row in AGENT_FIELDS if row.state == state]
+
+
 def rows(state: State) -> list[Any]:
-    found = [row for row in AGENT_FIELDS if row.state == state]
-    return [pytest.param(row, id=f"{row.name}-{row.routes[0]}") for row in found]
+    return [pytest.param(row, id=f"{row.name}-{row.routes[0]}") for row in of(state)]
 
 
 def agent_of(door: Door, row: RequestField) -> Agent:
@@ -49,14 +53,19 @@ def test_what_is_refused_is_named(row: RequestField, door: Door) -> None:
     for status, answer in answers:
         assert status == 400 and answer["error"]["type"] == "invalid_request_error"
         assert f"{row.name} is not supported" in answer["error"]["message"]
-    for neutral in (None, *row.neutral):
-        assert agent.ask(**{row.name: neutral}) == agent.draw()
 
 
-@pytest.mark.parametrize("row", rows("harmless"))
-def test_what_is_harmless_changes_nothing(row: RequestField, door: Door) -> None:
-    agent = agent_of(door, row)
-    assert agent.ask(**{row.name: row.example}) == agent.draw()
+@pytest.mark.parametrize("route", PROBES)
+def test_what_is_refused_may_ask_for_nothing(route: Any, door: Door) -> None:
+    agent = Agent(door, route)
+    for fields in neutral(of("refused"), route):
+        assert agent.ask(**fields) == agent.base(), fields
+
+
+@pytest.mark.parametrize("route", PROBES)
+def test_what_is_harmless_changes_nothing(route: Any, door: Door) -> None:
+    agent, fields = Agent(door, route), examples(of("harmless"), route)
+    assert agent.ask(**fields) == agent.base(), fields
 
 
 @pytest.mark.parametrize("route", PROBES)

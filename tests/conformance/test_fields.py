@@ -5,39 +5,47 @@ from typing import Any
 
 import pytest
 
-from protocol.request_fields import RequestField
+from protocol.request_fields import RequestField, Route
 from protocol.request_table import WORKS
 from protocol.unsupported_fields import HARMLESS, REFUSED
-from tests.conformance.asking import Door, ids_of
+from tests.conformance.asking import Dialect, Door, ids_of
+from tests.conformance.covering import crossed, examples, neutral
 from tests.conformance.probes import PROBES
 
-
-def rows(fields: tuple[RequestField, ...]) -> list[Any]:
-    return [pytest.param(row, r, id=f"{row.name}-{r}") for row in fields for r in row.routes]
+Doors = dict[Dialect, Door]
 
 
 def test_every_field_that_works_has_a_probe() -> None:
     assert set(PROBES) == {row.name for row in WORKS}
 
 
-@pytest.mark.parametrize(("row", "route"), rows(WORKS))
-def test_what_works_has_its_effect(row: RequestField, route: Any, door: Door) -> None:
-    PROBES[row.name](door, route)
+@pytest.mark.parametrize(("row", "route", "dialect"), crossed(WORKS))
+def test_what_works_has_its_effect(
+    row: RequestField, route: Route, dialect: Dialect, doors: Doors
+) -> None:
+    PROBES[row.name](doors[dialect], route)
 
 
-@pytest.mark.parametrize(("row", "route"), rows(REFUSED))
-def test_what_is_refused_is_named(row: RequestField, route: Any, door: Door) -> None:
-    status, answer = door.post(route, **{row.name: row.example})
+@pytest.mark.parametrize(("row", "route", "dialect"), crossed(REFUSED))
+def test_what_is_refused_is_named(
+    row: RequestField, route: Route, dialect: Dialect, doors: Doors
+) -> None:
+    status, answer = doors[dialect].post(route, **{row.name: row.example})
     error = answer["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert (error["param"], error["code"]) == (row.name, "unsupported_parameter")
-    for neutral in (None, *row.neutral):
-        assert ids_of(door.ask(route, **{row.name: neutral})) == ids_of(door.base(route))
 
 
-@pytest.mark.parametrize(("row", "route"), rows(HARMLESS))
-def test_what_is_harmless_changes_nothing(row: RequestField, route: Any, door: Door) -> None:
-    assert ids_of(door.ask(route, **{row.name: row.example})) == ids_of(door.base(route))
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_what_is_refused_may_ask_for_nothing(route: Any, door: Door) -> None:
+    for fields in neutral(REFUSED, route):
+        assert ids_of(door.ask(route, **fields)) == ids_of(door.base(route)), fields
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_what_is_harmless_changes_nothing(route: Any, door: Door) -> None:
+    fields = examples(HARMLESS, route)
+    assert ids_of(door.ask(route, **fields)) == ids_of(door.base(route)), fields
 
 
 @pytest.mark.parametrize("route", ["chat", "completions"])

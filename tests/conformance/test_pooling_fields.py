@@ -12,6 +12,7 @@ import pytest
 from protocol.pooling_fields import HARMLESS, REFUSED, WORKS
 from protocol.request_fields import RequestField, Route
 from tests.conformance.asking import DIALECTS, Dialect, Json
+from tests.conformance.covering import crossed, examples, neutral
 from tests.conftest import ModelDir
 from tests.support.pooling_models import embedding_model, reranker
 from tests.support.stack import call, idle, proxy, running
@@ -95,23 +96,27 @@ def all_poolers(
         "classes": build_encoder(root / "classes", labels=LABELS),
         "sparse": add_token_heads(build_encoder(root / "tokens", "xlm-roberta")),
     }
+    flags = ("--trust-request-chat-template", "--min-priority", "-5")
     with running(folders["embeddings"]) as stack:
-        workers = []
-        for route, folder in folders.items():
-            stack.model = folder
-            flags = ("--trust-request-chat-template", "--min-priority", "-5")
-            worker = stack.start("services.decode", *flags)
+        workers = {
+            route: stack.start("services.decode", *flags, models={"tiny": folder})
+            for route, folder in folders.items()
+        }
+        for worker in workers.values():
             worker.wait_ready()
-            workers.append(worker)
+        # Workers are here to stay: they need not be asked for their health all the time.
+        rarely = ("--probe-interval", "5", *flags)
+        for route, worker in workers.items():
+            stack.model = folders[route]
             for dialect, poolers in found.items():
-                front = proxy(stack, [], [], [worker], "--dialect", dialect, *flags)
+                front = proxy(stack, [], [], [worker], "--dialect", dialect, *rarely)
                 poolers.urls[route] = front.url
         for poolers in found.values():
             urls = poolers.urls
             urls["scores"], urls["similarity"] = urls["rerank"], urls["embeddings"]
             urls["colbert"] = urls["sparse"]
         yield found
-        for worker in workers:
+        for worker in workers.values():
             idle(worker)
 
 
@@ -339,27 +344,33 @@ def probe_of(row: RequestField, route: Route) -> Callable[[Poolers, Route], None
     return lambda poolers, route: same_as(route, row.name, value)(poolers)
 
 
-def rows(fields: tuple[RequestField, ...]) -> list[Any]:
-    return [pytest.param(row, r, id=f"{row.name}-{r}") for row in fields for r in row.routes]
+@pytest.mark.parametrize(("row", "route", "dialect"), crossed(WORKS))
+def test_what_works_has_its_effect(
+    row: RequestField, route: Route, dialect: Dialect, all_poolers: dict[Dialect, Poolers]
+) -> None:
+    probe_of(row, route)(all_poolers[dialect], route)
 
 
-@pytest.mark.parametrize(("row", "route"), rows(WORKS))
-def test_what_works_has_its_effect(row: RequestField, route: Any, poolers: Poolers) -> None:
-    probe_of(row, route)(poolers, route)
-
-
-@pytest.mark.parametrize(("row", "route"), rows(REFUSED))
-def test_what_is_refused_is_named(row: RequestField, route: Any, poolers: Poolers) -> None:
-    status, answer = poolers.post(route, **{row.name: row.example})
+@pytest.mark.parametrize(("row", "route", "dialect"), crossed(REFUSED))
+def test_what_is_refused_is_named(
+    row: RequestField, route: Route, dialect: Dialect, all_poolers: dict[Dialect, Poolers]
+) -> None:
+    status, answer = all_poolers[dialect].post(route, **{row.name: row.example})
     error = answer["error"]
     assert (status, error["param"], error["code"]) == (400, row.name, "unsupported_parameter")
-    for neutral in (None, *row.neutral):
-        assert poolers.post(route, **{row.name: neutral})[0] == 200
 
 
-@pytest.mark.parametrize(("row", "route"), rows(HARMLESS))
-def test_what_is_harmless_changes_nothing(row: RequestField, route: Any, poolers: Poolers) -> None:
-    assert same(poolers.ask(route, **{row.name: row.example}), poolers.ask(route))
+@pytest.mark.parametrize("route", PATHS)
+def test_what_is_refused_may_ask_for_nothing(route: Any, poolers: Poolers) -> None:
+    for fields in neutral(REFUSED, route):
+        status, answer = poolers.post(route, **fields)
+        assert status == 200, answer
+
+
+@pytest.mark.parametrize("route", PATHS)
+def test_what_is_harmless_changes_nothing(route: Any, poolers: Poolers) -> None:
+    fields = examples(HARMLESS, route)
+    assert same(poolers.ask(route, **fields), poolers.ask(route)), fields
 
 
 @pytest.mark.parametrize("route", PATHS)
