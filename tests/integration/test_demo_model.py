@@ -14,7 +14,7 @@ from tests.support.stack import Process, idle, proxy, running
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 CLAIMED = ("describe", "count", "colour", "shape", "background", "text")
 OTHERS = ("digit", "two_images")
-PER_KIND = 12
+PER_KIND = 6
 MAX_TOKENS = 48
 
 
@@ -67,4 +67,4 @@ def test_answers_are_those_of_generate(kind: str, server: Process) -> None:
     assert given == [expected(question) for question in asked(kind)]
     if kind in CLAIMED:
         right = sum(a == q.answer for a, q in zip(given, asked(kind), strict=True))
-        assert right >= PER_KIND - 2, list(zip(given, asked(kind), strict=True))
+        assert right >= PER_KIND - 1, list(zip(given, asked(kind), strict=True))

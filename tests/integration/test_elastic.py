@@ -19,6 +19,7 @@ from tests.support.reference import Messages, reference_generate
 from tests.support.stack import Process, Stack, call, idle, metric, running
 
 KEY = "secret"
+CLIENTS = 12
 TOKENS = 8
 until = partial(waiting.until, bound_s=30.0)
 MOVED = ("has just come or gone", "this worker is draining or stopping and accepts no requests")
@@ -139,7 +140,7 @@ def asking_on(server: Process, body: Callable[[int], Any], threads: int) -> Iter
 
 def test_mock_workers_follow_the_load_and_stay_where_it_is_steady(model_dir: ModelDir) -> None:
     """First pictures, which keep encode and prefill busy, then long answers."""
-    timing = ("--encode-base-ms", "200", "--decode-base-ms", "20", "--max-num-seqs", "8",
+    timing = ("--encode-base-ms", "200", "--decode-base-ms", "20", "--max-num-seqs", "4",
               "--heartbeat-interval", "0.2", "--log-level", "warning")  # fmt: skip
     with running(model_dir("qwen2_5_vl")) as stack:
 
@@ -156,16 +157,16 @@ def test_mock_workers_follow_the_load_and_stay_where_it_is_steady(model_dir: Mod
         def words(number: int) -> Any:
             return body_of(asking(f"{number}: {LONG}"), max_tokens=100)
 
-        with asking_on(server, pictures, 24) as first:
+        with asking_on(server, pictures, CLIENTS) as first:
             until(lambda: roles(master)["encode"] > 0)
             settle(master)
             assert roles(master)["decode"] <= 2
-        with asking_on(server, words, 24) as then:
+        with asking_on(server, words, CLIENTS) as then:
             until(lambda: roles(master)["decode"] >= 3)
             settle(master)
         assert roles(master) == {"encode": 1, "prefill": 1, "decode": 3}
         assert set(first) == set(then) == {200}
-        assert min(len(first), len(then)) >= 24
+        assert min(len(first), len(then)) >= CLIENTS
         assert tokens(server, asking("still there"), max_tokens=3)
 
 

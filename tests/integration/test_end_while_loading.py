@@ -18,12 +18,21 @@ SLOW = "import time; print('loading', flush=True); time.sleep(600)"
 ENDED = 128 + signal.SIGTERM
 AS_FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # with process id 1, as in a container
 CAN_BE_FIRST = subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
-KINDS = pytest.mark.parametrize("before", [
-    pytest.param((), id="one-of-many"),
-    pytest.param(AS_FIRST, id="process-1", marks=pytest.mark.skipif(
-        not CAN_BE_FIRST, reason="no right to make a namespace of processes"
-    )),
-])  # fmt: skip
+
+
+def kinds(*commands: str) -> pytest.MarkDecorator:
+    """Each command as one process of many and as process 1. Not slow are the first as process 1,
+    where there is the right to make a namespace of processes, and the others as one of many."""
+    often = {(AS_FIRST if place == 0 and CAN_BE_FIRST else (), one)
+             for place, one in enumerate(commands)}  # fmt: skip
+    lacking = pytest.mark.skipif(not CAN_BE_FIRST, reason="no right to a namespace of processes")
+    return pytest.mark.parametrize(("before", "command"), [
+        pytest.param(before, command, id=f"{command}-{name}", marks=[
+            *[lacking] * bool(before), *[pytest.mark.slow] * ((before, command) not in often),
+        ])
+        for command in commands
+        for before, name in (((), "one-of-many"), (AS_FIRST, "process-1"))
+    ])  # fmt: skip
 
 
 def children(pid: int) -> list[int]:
@@ -51,9 +60,9 @@ def started(before: tuple[str, ...], folder: Path, *words: str) -> Iterator[tupl
         process.wait()
 
 
-@KINDS
-def test_a_worker_whose_engine_loads(before: tuple[str, ...], tmp_path: Path) -> None:
-    words = ("decode", "--model", "demo", "--master-url", "http://127.0.0.1:9")
+@kinds("decode")
+def test_a_worker_whose_engine_loads(before: tuple[str, ...], command: str, tmp_path: Path) -> None:
+    words = (command, "--model", "demo", "--master-url", "http://127.0.0.1:9")
     with started(before, tmp_path, *words) as (pid, log):
         until(lambda: bool([*tmp_path.glob("triptych-*/s*/commands")]), log, START_S)
         (engine,) = children(pid)
@@ -62,8 +71,7 @@ def test_a_worker_whose_engine_loads(before: tuple[str, ...], tmp_path: Path) ->
     assert "Traceback" not in log.read_text()
 
 
-@KINDS
-@pytest.mark.parametrize("command", ["decode", "proxy"])
+@kinds("proxy", "decode")
 def test_one_that_reads_its_packages(
     before: tuple[str, ...], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from services.frontend.model_folder import find_model
-from tests.support.mocks import mock
+from tests.support.mocks import FAST
 from tests.support.stack import Process, proxy, running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -72,7 +72,11 @@ def test_the_notebooks_cells_run_and_it_has_no_outputs(monkeypatch: pytest.Monke
     assert len(cells) == 4 and all(cell["outputs"] == [] for cell in cells)
     names: dict[str, Any] = {}
     with running(find_model("demo")) as stack:
-        encode, prefill, decode = ([mock(stack, role)] for role in ("encode", "prefill", "decode"))
+        roles = ("encode", "prefill", "decode")
+        workers = [stack.start("services.mock", "--role", role, *FAST) for role in roles]
+        for worker in workers:
+            worker.wait_ready()
+        encode, prefill, decode = ([worker] for worker in workers)
         front = proxy(stack, encode, prefill, decode)
         monkeypatch.setenv("OPENAI_BASE_URL", f"{front.url}/v1")
         for number, cell in enumerate(cells):

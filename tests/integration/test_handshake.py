@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from tests.support.clips import clip
 from tests.support.conversations import LONG, asking, picture
 from tests.support.reference import Messages, reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.thinned import thinned
 from tests.support.transport_flags import TRANSPORTS, flags_of, need
 from tests.support.vllm_proxy import ask
 
-TOKENS = 10
+TOKENS = 6
 CHAT = "/v1/chat/completions"
 REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -33,7 +36,16 @@ class Workers:
     encode: Process
     prefill: Process
     decode: Process
-    relay: Process
+
+    @cached_property
+    def relay(self) -> Process:
+        return proxy(
+            self.stack, [self.encode], [self.prefill], [self.decode], "--dialect", "openai"
+        )
+
+    def expected(self, name: str) -> list[int]:
+        """Tokens of a conversation of those below."""
+        return generated(self.stack.model, name)
 
 
 @pytest.fixture(scope="module", params=list(TRANSPORTS))
@@ -48,10 +60,15 @@ def workers(
         for process in started:
             process.wait_ready()
         encode, prefill, decode = started
-        relay = proxy(stack, [encode], [prefill], [decode], "--dialect", "openai")
-        yield Workers(stack, encode, prefill, decode, relay)
+        yield Workers(stack, encode, prefill, decode)
         for process in started:
             idle(process)
+
+
+WHATEVER_THE_TRANSPORT = pytest.mark.parametrize(
+    "workers", thinned(([name] for name in TRANSPORTS), lambda name: name == "shm"), indirect=True
+)
+"""Of tests of what is said to workers: one transport is enough."""
 
 
 def prime(workers: Workers, messages: Messages) -> dict[str, Any]:
@@ -74,36 +91,53 @@ def prefilled(workers: Workers, body: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-CASES = [
-    asking(LONG),
-    asking(picture(31), "What is in this image?"),
-    asking("Compare", picture(32), "with", picture(33, 320, 200), "please"),
-    asking("Watch", clip(34, frames=40, rate=3), "and say"),
-]
+CASES = {
+    "text": asking(LONG),
+    "picture": asking(picture(31), "What is in this image?"),
+    "two pictures": asking("Compare", picture(32), "with", picture(33, 320, 200), "please"),
+    "clip": asking("Watch", clip(34, frames=40, rate=3), "and say"),
+    "image": asking(picture(41), "What is in this image?"),
+    "video": asking(clip(41, frames=40, rate=3), "What is in this image?"),
+    "new picture": asking(picture(80), "What is in this image?"),
+    **{f"of a batch {i}": asking(picture(90 + i), "What is in this image?") for i in range(3)},
+}
 
 
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_the_seeds_proxy_gets_the_right_tokens(workers: Workers, case: int) -> None:
+@lru_cache
+def generated(model: Path, name: str) -> list[int]:
+    return reference_generate(model, CASES[name], TOKENS, ignore_eos=True)
+
+
+def check_the_seeds_proxy(workers: Workers, name: str) -> None:
     """No `ec_transfer_params` are passed on, the pictures go to every stage, and prefill's token
     is dropped: decode emits it again."""
-    messages = CASES[case]
+    messages = CASES[name]
     prime(workers, messages)
     body = body_of(messages, max_tokens=TOKENS, ignore_eos=True)
     params = prefilled(workers, body)
+    before = fetched(workers)
     answer = ask(workers.decode, {**body, "kv_transfer_params": params})
-    assert answer["choices"][0]["token_ids"] == reference_generate(
-        workers.stack.model, messages, TOKENS, ignore_eos=True
-    )
-    fetched = call(f"{workers.decode.url}/integrity")[1]["counters"]["kv_fetched"]
-    assert fetched >= case + 1
+    assert answer["choices"][0]["token_ids"] == workers.expected(name)
+    assert fetched(workers) == before + 1
 
 
-@pytest.mark.parametrize("kind", ["image", "video"])
-def test_references_without_media_are_enough(kind: str, workers: Workers) -> None:
+def fetched(workers: Workers) -> int:
+    return int(call(f"{workers.decode.url}/integrity")[1]["counters"]["kv_fetched"])
+
+
+def test_the_seeds_proxy_gets_the_right_tokens(workers: Workers) -> None:
+    check_the_seeds_proxy(workers, "two pictures")
+
+
+@WHATEVER_THE_TRANSPORT
+@pytest.mark.parametrize("name", ["text", "picture", "clip"])
+def test_the_seeds_proxy_gets_the_right_tokens_of_all_kinds(workers: Workers, name: str) -> None:
+    check_the_seeds_proxy(workers, name)
+
+
+def check_references(workers: Workers, kind: str) -> None:
     """vLLM's newer proxy sends metadata and handles instead of the media."""
-    medium = picture(41) if kind == "image" else clip(41, frames=40, rate=3)
-    messages = asking(medium, "What is in this image?")
-    entries = prime(workers, messages)
+    entries = prime(workers, CASES[kind])
     ((name, entry),) = entries.items()
     assert entry["modality"] == kind and entry["item_indices"] == [0]
     form = f"{kind}_embeds"
@@ -115,19 +149,24 @@ def test_references_without_media_are_enough(kind: str, workers: Workers) -> Non
     body["messages"][0]["content"].insert(0, reference)
     params = prefilled(workers, body)
     answer = ask(workers.decode, {**body, "kv_transfer_params": params})
-    assert answer["choices"][0]["token_ids"] == reference_generate(
-        workers.stack.model, messages, TOKENS, ignore_eos=True
-    )
+    assert answer["choices"][0]["token_ids"] == workers.expected(kind)
 
 
+def test_references_without_pictures_are_enough(workers: Workers) -> None:
+    check_references(workers, "image")
+
+
+@WHATEVER_THE_TRANSPORT
+def test_references_without_clips_are_enough(workers: Workers) -> None:
+    check_references(workers, "video")
+
+
+@WHATEVER_THE_TRANSPORT
 def test_a_decode_worker_without_kv_prefills_by_itself(workers: Workers) -> None:
-    messages = CASES[1]
-    entries = prime(workers, messages)
-    body = body_of(messages, max_tokens=TOKENS, ignore_eos=True, ec_transfer_params=entries)
+    entries = prime(workers, CASES["picture"])
+    body = body_of(CASES["picture"], max_tokens=TOKENS, ignore_eos=True, ec_transfer_params=entries)
     answer = ask(workers.decode, body)
-    assert answer["choices"][0]["token_ids"] == reference_generate(
-        workers.stack.model, messages, TOKENS, ignore_eos=True
-    )
+    assert answer["choices"][0]["token_ids"] == workers.expected("picture")
 
 
 def response_of(relay: Process, parts: list[dict[str, Any]]) -> str:
@@ -178,6 +217,7 @@ def encoded(workers: Workers) -> int:
     return int(counters["mm_encoded"])
 
 
+@WHATEVER_THE_TRANSPORT
 @pytest.mark.parametrize("answer_of", [response_of, message_of])
 def test_a_relay_has_new_pictures_encoded_for_other_apis(
     answer_of: Callable[[Process, list[dict[str, Any]]], str], workers: Workers
@@ -192,27 +232,25 @@ def test_a_relay_has_new_pictures_encoded_for_other_apis(
     assert answer_of(workers.relay, other) != first
 
 
+@WHATEVER_THE_TRANSPORT
 def test_a_response_with_a_new_picture_is_that_of_the_chat(workers: Workers) -> None:
-    messages = asking(picture(80), "What is in this image?")
-    body = body_of(messages, max_tokens=TOKENS, ignore_eos=True)
+    body = body_of(CASES["new picture"], max_tokens=TOKENS, ignore_eos=True)
     text = response_of(workers.relay, body["messages"][0]["content"])
     choice = ask(workers.relay, body)["choices"][0]
     assert text == choice["message"]["content"]
-    assert choice["token_ids"] == reference_generate(
-        workers.stack.model, messages, TOKENS, ignore_eos=True
-    )
+    assert choice["token_ids"] == workers.expected("new picture")
 
 
+@WHATEVER_THE_TRANSPORT
 def test_a_batch_with_new_pictures_is_that_of_its_chats(workers: Workers) -> None:
-    chats = [asking(picture(90 + i), "What is in this image?") for i in range(3)]
-    body = body_of(chats[0], max_tokens=TOKENS, ignore_eos=True)
-    body["messages"] = [openai_messages(chat) for chat in chats]
+    names = [f"of a batch {i}" for i in range(3)]
+    body = body_of(CASES[names[0]], max_tokens=TOKENS, ignore_eos=True)
+    body["messages"] = [openai_messages(CASES[name]) for name in names]
     choices = asked(workers.relay, f"{CHAT}/batch", **body)["choices"]
-    assert [choice["token_ids"] for choice in choices] == [
-        reference_generate(workers.stack.model, chat, TOKENS, ignore_eos=True) for chat in chats
-    ]
+    assert [choice["token_ids"] for choice in choices] == list(map(workers.expected, names))
 
 
+@WHATEVER_THE_TRANSPORT
 def test_a_picture_that_cannot_be_read_is_refused_in_the_words_of_its_api(workers: Workers) -> None:
     broken = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     content = [{"type": "input_text", "text": "?"}, broken]
@@ -223,9 +261,8 @@ def test_a_picture_that_cannot_be_read_is_refused_in_the_words_of_its_api(worker
 
 def test_handles_that_name_no_offer_fall_back_to_computing(workers: Workers) -> None:
     """Blocks released, an unknown instance, another model's layout: the answer is still right."""
-    messages = CASES[0]
-    body = body_of(messages, max_tokens=TOKENS, ignore_eos=True)
-    expected = reference_generate(workers.stack.model, messages, TOKENS, ignore_eos=True)
+    body = body_of(CASES["text"], max_tokens=TOKENS, ignore_eos=True)
+    expected = workers.expected("text")
     good = prefilled(workers, body)
     call(f"{workers.prefill.url}/abort_requests", {"request_ids": [good["remote_request_id"]]})
     own = good["triptych"]

@@ -10,8 +10,9 @@ from tests.support.clients import all_tokens
 from tests.support.coded_kv import coded_generate
 from tests.support.conversations import LONG, asking, picture
 from tests.support.stack import call, idle, proxy, running
+from tests.support.thinned import diagonal
 
-TOKENS = 12
+TOKENS = 8
 DEADLINE_S = 10.0
 CASES = [
     asking(picture(1), "What is in this image?"),
@@ -20,22 +21,28 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("flag", "codes"), [("int8", "int8"), ("fp8", "fp8_e4m3")])
-def test_tokens_are_those_of_one_process(flag: str, codes: str, model_dir: ModelDir) -> None:
-    path = model_dir("qwen2_5_vl")
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    diagonal((("int8", "int8"), ("fp8", "fp8_e4m3")), ("e+pd", "one process")),
+)
+def test_tokens_are_those_of_one_process(
+    kind: tuple[str, str], other: str, model_dir: ModelDir
+) -> None:
+    """In E+P+D and in another topology."""
+    path, (flag, codes) = model_dir("qwen2_5_vl"), kind
     expected = [coded_generate(path, case, TOKENS, codes) for case in CASES]
     with running(path) as stack:
-        names = ("encoder", "prefill", "decode", "pdfusion")
+        names = ("encoder", "prefill", "decode", *(["pdfusion"] if other == "one process" else []))
         workers = [stack.start(f"services.{name}", "--kv-cache-dtype", flag) for name in names]
         for worker in workers:
             worker.wait_ready()
-        encode, prefill, decode, fusion = workers
-        for server in (proxy(stack, [encode], [prefill], [decode]), fusion):
-            assert all_tokens(server, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
+        encode, prefill, decode, *fusion = workers
+        apart = proxy(stack, [encode], [prefill], [decode])
+        assert all_tokens(apart, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
         assert idle(decode)["counters"]["kv_fetched"] == len(CASES)
         assert call(f"{decode.url}/reset_prefix_cache", {})[0] == 200
-        fused = proxy(stack, [encode], [], [decode])
-        assert all_tokens(fused, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
+        (server,) = fusion or [proxy(stack, [encode], [], [decode])]
+        assert all_tokens(server, CASES, max_tokens=TOKENS, ignore_eos=True) == expected
         assert idle(decode)["counters"]["kv_fetched"] == len(CASES)
         for worker in workers:
             idle(worker)

@@ -5,8 +5,9 @@ import json
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,14 +15,16 @@ import pytest
 from tests.conftest import ModelDir
 from tests.support.clients import body_of, tokens
 from tests.support.conversations import LONG, asking, picture
-from tests.support.mocks import CHAT, Stream, mock
+from tests.support.mocks import CHAT, FAST, Stream, mock
 from tests.support.reference import reference_generate
 from tests.support.stack import STOP_S, Process, Stack, call, generated, idle, proxy, running
+from tests.support.thinned import thinned
 from tests.support.vllm_proxy import ask
 from tests.support.waiting import until
 
-DIALECTS = pytest.mark.parametrize("dialect", ["tokens", "openai"])
+DIALECTS = ("tokens", "openai")
 COUNT = 12
+STEP_MS = 100
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -32,64 +35,79 @@ def chat(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def before(stack: Stack, dialect: str, step_ms: int, *flags: str) -> Process:
-    """A proxy before a mock worker with such steps."""
-    pace = ("--speed", "1", "--decode-base-ms", str(step_ms))
-    worker = mock(stack, "decode", "--dialect", dialect, *pace)
-    return proxy(stack, [], [], [worker], "--dialect", dialect, *flags)
+@dataclass
+class Mocks:
+    """A mock worker of each dialect, both with long steps; each proxy is told to stop."""
+
+    stack: Stack
+    workers: dict[str, Process]
+
+    def proxy(self, dialect: str, *flags: str) -> Process:
+        worker = self.workers[dialect]
+        return proxy(self.stack, [], [], [worker], "--dialect", dialect, *flags)
+
+
+@pytest.fixture(scope="module")
+def mocks(model_dir: ModelDir) -> Iterator[Mocks]:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        pace = (*FAST, "--speed", "1", "--decode-base-ms", str(STEP_MS))
+        workers = {
+            dialect: stack.start("services.mock", "--role", "decode", "--dialect", dialect, *pace)
+            for dialect in DIALECTS
+        }
+        for worker in workers.values():
+            worker.wait_ready()
+        yield Mocks(stack, workers)
 
 
 def ended(process: Process) -> int:
     return process.process.wait(STOP_S)
 
 
-@DIALECTS
-def test_a_stream_ends_after_its_proxy_was_told_to_stop(model_dir: ModelDir, dialect: str) -> None:
-    with running(model_dir("qwen2_5_vl")) as stack:
-        server = before(stack, dialect, 100, "--shutdown-timeout", "60")
-        with ThreadPoolExecutor(1) as pool:
-            whole = pool.submit(call, server.url + CHAT, chat())
-            stream = Stream(server.url, CHAT, chat(stream=True))
-            events = stream.events()
-            said = [next(events)]
-            server.terminate()
-            said += events
-            assert whole.result()[0] == 200
-        choices = [choice for event in said[:-1] for choice in json.loads(event)["choices"]]
-        assert said[-1] == b"[DONE]"
-        assert sum(len(choice.get("token_ids") or ()) for choice in choices) == COUNT
-        assert ended(server) == 0
-
-
-@DIALECTS
-def test_what_does_not_end_in_time_gets_an_error(model_dir: ModelDir, dialect: str) -> None:
-    with running(model_dir("qwen2_5_vl")) as stack:
-        server = before(stack, dialect, 2000, "--shutdown-timeout", "0.2")
-        with ThreadPoolExecutor(1) as pool:
-            whole = pool.submit(call, server.url + CHAT, chat())
-            stream = Stream(server.url, CHAT, chat(stream=True))
-            events = stream.events()
-            next(events)
-            server.terminate()
-            *_, error, done = events
-            status, answer = whole.result()
-        assert done == b"[DONE]" and json.loads(error)["error"]["code"] == "not_serving"
-        assert status == 503 and answer["error"]["code"] == "not_serving"
-        assert ended(server) == 0
-
-
-@DIALECTS
-def test_a_proxy_that_drains_serves_until_it_is_hurried(model_dir: ModelDir, dialect: str) -> None:
-    with running(model_dir("qwen2_5_vl")) as stack:
-        server = before(stack, dialect, 20, "--drain-delay", "1000")
-        assert call_status(f"{server.url}/ready") == 200
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_stream_ends_after_its_proxy_was_told_to_stop(mocks: Mocks, dialect: str) -> None:
+    server = mocks.proxy(dialect, "--shutdown-timeout", "60")
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(call, server.url + CHAT, chat())
+        stream = Stream(server.url, CHAT, chat(stream=True))
+        events = stream.events()
+        said = [next(events)]
         server.terminate()
-        until(lambda: call_status(f"{server.url}/ready") == 503)
-        status, health = call(f"{server.url}/health")
-        assert (status, health["proxy"]) == (200, "draining")
-        assert call(server.url + CHAT, chat())[0] == 200
-        server.process.send_signal(signal.SIGINT)
-        assert ended(server) == 0
+        said += events
+        assert whole.result()[0] == 200
+    choices = [choice for event in said[:-1] for choice in json.loads(event)["choices"]]
+    assert said[-1] == b"[DONE]"
+    assert sum(len(choice.get("token_ids") or ()) for choice in choices) == COUNT
+    assert ended(server) == 0
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_does_not_end_in_time_gets_an_error(mocks: Mocks, dialect: str) -> None:
+    server, long = mocks.proxy(dialect, "--shutdown-timeout", "0.2"), chat(max_tokens=300)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(call, server.url + CHAT, long)
+        stream = Stream(server.url, CHAT, {**long, "stream": True})
+        events = stream.events()
+        next(events)
+        server.terminate()
+        *_, error, done = events
+        status, answer = whole.result()
+    assert done == b"[DONE]" and json.loads(error)["error"]["code"] == "not_serving"
+    assert status == 503 and answer["error"]["code"] == "not_serving"
+    assert ended(server) == 0
+
+
+@pytest.mark.parametrize(("dialect",), thinned([(d,) for d in DIALECTS], lambda d: d == "openai"))
+def test_a_proxy_that_drains_serves_until_it_is_hurried(mocks: Mocks, dialect: str) -> None:
+    server = mocks.proxy(dialect, "--drain-delay", "1000")
+    assert call_status(f"{server.url}/ready") == 200
+    server.terminate()
+    until(lambda: call_status(f"{server.url}/ready") == 503)
+    status, health = call(f"{server.url}/health")
+    assert (status, health["proxy"]) == (200, "draining")
+    assert call(server.url + CHAT, chat(max_tokens=2))[0] == 200
+    server.process.send_signal(signal.SIGINT)
+    assert ended(server) == 0
 
 
 def test_a_worker_that_stops_serves_and_then_hands_over(model_dir: ModelDir) -> None:
@@ -99,7 +117,7 @@ def test_a_worker_that_stops_serves_and_then_hands_over(model_dir: ModelDir) -> 
         for worker in workers:
             worker.wait_ready()
         server = proxy(stack, [], [], workers)
-        case, most = asking(LONG), {"max_tokens": 400, "ignore_eos": True}
+        case, most = asking(LONG), {"max_tokens": 250, "ignore_eos": True}
         expected = tokens(server, case, **most)
         made = [generated(worker) for worker in workers]
         stream = Stream(server.url, CHAT, body_of(case, **most, stream=True), timeout_s=60)
@@ -178,21 +196,22 @@ def test_workers_that_stop_wait_until_others_have_what_they_made(model_dir: Mode
         assert ended(prefill) == 0
 
 
-def test_a_drain_can_be_taken_back(model_dir: ModelDir) -> None:
-    with running(model_dir("qwen2_5_vl")) as stack:
-        worker = mock(stack, "decode")
-        for path, status in (("/drain", 503), ("/undrain", 200)):
-            assert call(worker.url + path, b"", method="POST")[0] == 200
-            assert call_status(f"{worker.url}/ready") == status
-            assert call(worker.url + CHAT, chat())[0] == status
+def test_a_drain_can_be_taken_back(mocks: Mocks) -> None:
+    worker = mocks.workers["tokens"]
+    for path, status in (("/drain", 503), ("/undrain", 200)):
+        assert call(worker.url + path, b"", method="POST")[0] == 200
+        assert call_status(f"{worker.url}/ready") == status
+        assert call(worker.url + CHAT, chat(max_tokens=2))[0] == status
 
 
 def test_a_mock_worker_ends_as_real_ones_do(model_dir: ModelDir) -> None:
     """It is a double for them here too: what is under way ends, or gets an error."""
     with running(model_dir("qwen2_5_vl")) as stack:
-        slow = ("--speed", "1", "--decode-base-ms")
-        patient = mock(stack, "decode", *slow, "50", "--shutdown-timeout", "60")
-        hasty = mock(stack, "decode", *slow, "2000")
+        slow = ("--role", "decode", *FAST, "--speed", "1", "--decode-base-ms")
+        patient = stack.start("services.mock", *slow, "50", "--shutdown-timeout", "60")
+        hasty = stack.start("services.mock", *slow, "2000")
+        for worker in (patient, hasty):
+            worker.wait_ready()
         ends = []
         for worker in (patient, hasty):
             events = Stream(worker.url, CHAT, chat(stream=True)).events()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -11,9 +11,11 @@ from tests.conftest import ModelDir
 from tests.support import waiting
 from tests.support.clients import body_of
 from tests.support.conversations import asking, picture
-from tests.support.mocks import mock
+from tests.support.masters import workers
+from tests.support.mocks import FAST
 from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, proxy, running
+from tests.support.thinned import thinned
 from tests.support.transport_flags import flags_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -39,53 +41,102 @@ def lines(server: Process, text: str) -> list[str]:
     return [line for line in server.log if text in line]
 
 
-@pytest.fixture(params=["list", "master"])
-def way(request: pytest.FixtureRequest) -> str:
-    """How the proxy hears of its workers."""
-    return str(request.param)
+def said_once(server: Process, text: str) -> None:
+    """What it writes is read by a thread of ours."""
+    until(lambda: lines(server, text))
+    assert len(lines(server, text)) == 1
 
 
-@pytest.fixture
+WAYS = ("list", "master")
+"""How a proxy hears of its workers."""
+
+
+def by_way(*kept: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "way", thinned([(way,) for way in WAYS], lambda one: one in kept)
+    )
+
+
+@pytest.fixture(scope="module")
 def stack(model_dir: ModelDir) -> Iterator[Stack]:
     with running(model_dir("qwen2_5_vl")) as stack:
         yield stack
 
 
 class Fleet:
-    """Mock workers that a list or a master names; the proxy is started last, with `flags`."""
+    """Mock workers that start at the same time; `mastered`: they register with a master too."""
 
-    def __init__(self, stack: Stack, way: str) -> None:
-        self.stack, self.master_url = stack, ""
+    def __init__(self, stack: Stack, mastered: bool = True) -> None:
+        self.stack = stack
+        self.master: Process | None = None
         self.workers: dict[str, list[Process]] = {"encode": [], "prefill": [], "decode": []}
-        if way == "master":
-            self.master_url = stack.start_plain("services.master", "--lease", "30").wait_ready()
+        if mastered:
+            self.master = stack.start_plain("services.master", "--lease", "30")
+            self.master.wait_ready()
 
     def add(self, role: str, *flags: str) -> Process:
-        told = ("--master-url", self.master_url, *BEAT) if self.master_url else ()
-        worker = mock(self.stack, role, *told, *flags)
+        told = ("--master-url", self.master.url, *BEAT) if self.master else ()
+        worker = self.stack.start("services.mock", "--role", role, *FAST, *told, *flags)
         self.workers[role].append(worker)
         return worker
 
-    def proxy(self, *flags: str, models: Mapping[str, Path] | None = None) -> Process:
-        """`models`: by name, if not the stack's own."""
-        named: tuple[str, ...] = ("--master-url", self.master_url)
-        if not self.master_url:
-            named = tuple(
-                flag
-                for role, workers in self.workers.items()
-                for flag in (f"--{role}-servers-urls", ",".join(w.url for w in workers) or "none")
-            )
-        server = self.stack.start("proxy", *named, "--probe-interval", "0.2", *flags, models=models)
-        server.wait_ready()
-        return server
+    def ways(self, way: str) -> tuple[str, ...]:
+        """A proxy's flags; all workers are ready."""
+        started = [worker for some in self.workers.values() for worker in some]
+        for worker in started:
+            if not worker.url:
+                worker.wait_ready()
+        if way == "master" and self.master is not None:
+            master = self.master
+            until(lambda: len(workers(master)) == len(started))
+            return ("--master-url", master.url)
+        return tuple(
+            flag
+            for role, some in self.workers.items()
+            for flag in (f"--{role}-servers-urls", ",".join(one.url for one in some) or "none")
+        )
 
 
-def test_an_encoder_that_prefill_cannot_read_from(stack: Stack, way: str) -> None:
-    fleet = Fleet(stack, way)
-    encoder = fleet.add("encode", "--ec-transfer-config", "nixl")
-    prefill = fleet.add("prefill", "--ec-transfer-config", "shm")
-    fleet.add("decode", "--ec-transfer-config", "shm")
-    server = fleet.proxy()
+class Serve(Protocol):
+    def __call__(
+        self, fleet: Fleet, way: str, *flags: str, models: Mapping[str, Path] | None = None
+    ) -> Process:
+        """A proxy; `models`: by name, if not the stack's own."""
+
+
+@pytest.fixture
+def serve(stack: Stack) -> Iterator[Serve]:
+    """Start proxies, which end with the test."""
+    started: list[Process] = []
+
+    def run(
+        fleet: Fleet, way: str, *flags: str, models: Mapping[str, Path] | None = None
+    ) -> Process:
+        named = (*fleet.ways(way), "--probe-interval", "0.2", *flags)
+        started.append(stack.start("proxy", *named, models=models))
+        started[-1].wait_ready()
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.terminate()
+    assert [server.status() for server in started] == [0] * len(started)
+
+
+@pytest.fixture(scope="module")
+def unlike(stack: Stack) -> Fleet:
+    """An encoder that prefill cannot read from."""
+    fleet = Fleet(stack)
+    fleet.add("encode", "--ec-transfer-config", "nixl")
+    for role in ("prefill", "decode"):
+        fleet.add(role, "--ec-transfer-config", "shm")
+    return fleet
+
+
+@by_way(*WAYS)
+def test_an_encoder_that_prefill_cannot_read_from(unlike: Fleet, serve: Serve, way: str) -> None:
+    server = serve(unlike, way)
+    (encoder,), (prefill,) = unlike.workers["encode"], unlike.workers["prefill"]
     until(lambda: problems(server))
     (found,) = problems(server)
     assert encoder.url in found and prefill.url in found and "--ec-transfer-config" in found
@@ -95,52 +146,22 @@ def test_an_encoder_that_prefill_cannot_read_from(stack: Stack, way: str) -> Non
     assert (status, answer["error"]["code"]) == (503, "incompatible_peer"), answer
     assert "--ec-transfer-config" in answer["error"]["message"]
     assert ask(server, asking("only text"))[0] == 200
-    assert len(lines(server, "can read no encode worker's embeddings")) == 1
+    said_once(server, "can read no encode worker's embeddings")
 
 
-def test_a_relaying_proxy_refuses_at_once_too(stack: Stack) -> None:
-    fleet = Fleet(stack, "list")
-    encoder = fleet.add("encode", "--ec-transfer-config", "nixl")
-    for role in ("prefill", "decode"):
-        fleet.add(role, "--ec-transfer-config", "shm")
-    server = fleet.proxy("--dialect", "openai")
-    (found,) = problems(server)
+def test_a_mistake_is_over_once_it_is_mended(unlike: Fleet, serve: Serve) -> None:
+    """For a relaying proxy, which refuses at once too, once it knows another encoder. (The last
+    test here of these workers.)"""
+    relaying = ("--dialect", "openai")
+    server, relay = serve(unlike, "list"), serve(unlike, "list", *relaying)
+    (encoder,) = unlike.workers["encode"]
+    (found,) = problems(relay)
     assert encoder.url in found
-    status, answer = ask(server, asking(picture(4)))
+    status, answer = ask(relay, asking(picture(4)))
     assert (status, answer["error"]["code"]) == (503, "incompatible_peer"), answer
-    fleet.add("encode", "--ec-transfer-config", "shm")
-    server = fleet.proxy("--dialect", "openai")
-    status, answer = ask(server, asking(picture(4)))
+    unlike.add("encode", "--ec-transfer-config", "shm")
+    status, answer = ask(serve(unlike, "list", *relaying), asking(picture(4)))
     assert status == 200, answer
-
-
-def test_pictures_go_to_workers_that_fit(stack: Stack, way: str) -> None:
-    fleet = Fleet(stack, way)
-    for transport in ("nixl", "shm"):
-        fleet.add("encode", "--ec-transfer-config", transport)
-    wrong = fleet.add("prefill", "--ec-transfer-config", "ucx")
-    right = fleet.add("prefill", "--ec-transfer-config", "shm")
-    fleet.add("decode", "--ec-transfer-config", "shm")
-    server = fleet.proxy()
-    until(lambda: len(problems(server)) == 2)
-    for number in range(6):
-        status, answer = ask(server, asking(picture(number), f"Question {number}"))
-        assert status == 200, answer
-
-    def count(worker: Process, name: str) -> float:
-        return float(call(f"{worker.url}/integrity")[1]["counters"][name])
-
-    useless, useful = fleet.workers["encode"]
-    assert (count(useless, "mm_encoded"), count(useful, "mm_encoded")) == (0, 6)
-    assert count(wrong, "prompt_tokens") == 0 < count(right, "prompt_tokens")
-
-
-def test_a_mistake_is_over_once_it_is_mended(stack: Stack) -> None:
-    fleet = Fleet(stack, "list")
-    encoder = fleet.add("encode", "--ec-transfer-config", "nixl")
-    fleet.add("prefill", "--ec-transfer-config", "shm")
-    fleet.add("decode", "--ec-transfer-config", "shm")
-    server = fleet.proxy()
     until(lambda: problems(server))
     encoder.stop()
     encoder.flags = tuple("shm" if flag == "nixl" else flag for flag in encoder.flags)
@@ -149,6 +170,43 @@ def test_a_mistake_is_over_once_it_is_mended(stack: Stack) -> None:
     assert ask(server, asking(picture(2)))[0] == 200
     until(lambda: lines(server, "mended: "))
     assert len(lines(server, "can read no encode worker's embeddings")) == 2  # and "mended: ..."
+
+
+@pytest.fixture(scope="module")
+def mixed(stack: Stack) -> Fleet:
+    """Of two encoders, and of two prefill workers, one fits."""
+    fleet = Fleet(stack)
+    for transport in ("nixl", "shm"):
+        fleet.add("encode", "--ec-transfer-config", transport)
+    for transport in ("ucx", "shm"):
+        fleet.add("prefill", "--ec-transfer-config", transport)
+    fleet.add("decode", "--ec-transfer-config", "shm")
+    return fleet
+
+
+@by_way(*WAYS)
+def test_pictures_go_to_workers_that_fit(mixed: Fleet, serve: Serve, way: str) -> None:
+    server = serve(mixed, way)
+    until(lambda: len(problems(server)) == 2)
+
+    def counts() -> tuple[list[float], list[float]]:
+        """Pictures encoded, and tokens filled, at one that does not fit and at one that does."""
+        found = {
+            role: [call(f"{worker.url}/integrity")[1]["counters"][name] for worker in some]
+            for role, name, some in (
+                ("encode", "mm_encoded", mixed.workers["encode"]),
+                ("prefill", "prompt_tokens", mixed.workers["prefill"]),
+            )
+        }
+        return found["encode"], found["prefill"]
+
+    before, first = counts(), 10 * WAYS.index(way)
+    for number in range(first, first + 4):
+        status, answer = ask(server, asking(picture(number), f"Question {number}"))
+        assert status == 200, answer
+    encoded, filled = counts()
+    assert (encoded[0], encoded[1] - before[0][1]) == (0, 4)
+    assert filled[0] == 0 and filled[1] > before[1][1]
 
 
 def test_real_workers_over_unlike_transports(stack: Stack, tmp_path: Path) -> None:
@@ -175,12 +233,13 @@ def test_real_workers_over_unlike_transports(stack: Stack, tmp_path: Path) -> No
     assert answer["choices"][0]["token_ids"] == reference_generate(stack.model, case, 4)
 
 
-def test_a_proxy_that_renders_for_another_model(stack: Stack, way: str) -> None:
+@by_way("list")
+def test_a_proxy_that_renders_for_another_model(stack: Stack, serve: Serve, way: str) -> None:
     """As one does that is started without --model, which then is the demonstration model."""
-    fleet = Fleet(stack, way)
+    fleet = Fleet(stack, way == "master")
     for role in ("encode", "prefill", "decode"):
         fleet.add(role)
-    server = fleet.proxy(models={"tiny": DEMO})
+    server = serve(fleet, way, models={"tiny": DEMO})
     until(lambda: problems(server))
     (found,) = problems(server)
     assert "--model demo" in found and fleet.workers["decode"][0].url in found
@@ -190,26 +249,27 @@ def test_a_proxy_that_renders_for_another_model(stack: Stack, way: str) -> None:
     assert time.monotonic() - begun < AT_ONCE_S
     assert (status, answer["error"]["code"]) == (503, "wrong_tokenizer"), answer
     assert "--model" in answer["error"]["message"] and "demo" in answer["error"]["message"]
-    assert len(lines(server, "renders with the tokenizer of")) == 1
-    mended = fleet.proxy()
+    said_once(server, "renders with the tokenizer of")
+    mended = serve(fleet, way)
     until(lambda: call(f"{mended.url}/health")[0] == 200)
     assert problems(mended) == [] and ask(mended, asking("anything"))[0] == 200
 
 
+@by_way("master")
 def test_of_several_models_only_the_one_with_another_tokenizer_is_refused(
-    stack: Stack, way: str, model_dir: ModelDir
+    stack: Stack, serve: Serve, way: str, model_dir: ModelDir
 ) -> None:
     """The proxy's second model is not its workers', which are up."""
-    fleet = Fleet(stack, way)
+    fleet = Fleet(stack, way == "master")
     for role in ("encode", "prefill", "decode"):
         fleet.add(role)
     wrong = fleet.add("decode", "--model", str(DEMO), "--served-model-name", "other")
     models = {"tiny": stack.model, "other": model_dir("qwen3")}
-    server = fleet.proxy(models=models)
+    server = serve(fleet, way, models=models)
     until(lambda: problems(server))
     (found,) = problems(server)
     assert f"--model {models['other'].name} (" in found and wrong.url in found
-    for _ in range(3):
+    for _ in range(2):
         begun = time.monotonic()
         status, answer = ask(server, asking("anything"), "other")
         assert time.monotonic() - begun < AT_ONCE_S
@@ -218,24 +278,25 @@ def test_of_several_models_only_the_one_with_another_tokenizer_is_refused(
         assert ask(server, asking(picture(5), "anything"))[0] == 200
     status, health = call(f"{server.url}/health")
     assert (status, health["models"]) == (200, {"tiny": "up", "other": "down"})
-    mended = fleet.proxy(models={**models, "other": DEMO})
+    mended = serve(fleet, way, models={**models, "other": DEMO})
     until(lambda: call(f"{mended.url}/health")[1].get("models") == {"tiny": "up", "other": "up"})
     assert problems(mended) == []
     assert [ask(mended, asking("anything"), name)[0] for name in models] == [200, 200]
 
 
-def test_a_name_that_no_worker_serves(stack: Stack) -> None:
-    fleet = Fleet(stack, "master")
+def test_a_name_that_no_worker_serves(stack: Stack, serve: Serve) -> None:
+    fleet, way = Fleet(stack), "master"
     fleet.add("decode", "--served-model-name", "one")
-    server = fleet.proxy(models={"mine": stack.model})
+    server = serve(fleet, way, models={"mine": stack.model})
     until(lambda: call(f"{server.url}/health")[0] == 200)
     assert problems(server) == [] and ask(server, asking("an alias"), "mine")[0] == 200, "an alias"
     other = fleet.add("decode", "--served-model-name", "two")
+    other.wait_ready()
     until(lambda: problems(server))
     assert "no worker serves mine, but one, two" in problems(server)[0]
     status, answer = ask(server, asking("nothing"), "mine")
     assert status == 503 and "--served-model-name" in answer["error"]["message"], answer
-    assert len(lines(server, "no worker serves mine")) == 1
+    said_once(server, "no worker serves mine")
     other.stop()
     until(lambda: not problems(server))
     assert ask(server, asking("an alias again"), "mine")[0] == 200

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.mocks import CHAT
-from tests.support.stack import Process, call, running
+from tests.support.stack import Process, Stack, call, running
 
 STREAMS, TOKENS = 120, 8
 LIMIT = 160
@@ -40,6 +40,13 @@ async def streams(url: str) -> Counter[tuple[int, int]]:
         return Counter(await asyncio.gather(*(stream(session, url) for _ in range(STREAMS))))
 
 
+def limited(stack: Stack, files: str, module: str, *flags: str) -> Process:
+    """A service that may open so few files; it is ready."""
+    process = stack.start("tests.support.few_files", "few_files", files, module, *flags)
+    process.wait_ready()
+    return process
+
+
 def told(process: Process, what: str) -> list[str]:
     return [line for line in process.log if what in line]
 
@@ -51,11 +58,9 @@ def test_more_streams_than_files_are_served_in_turn(
 ) -> None:
     with running(model_dir("qwen2_5_vl")) as stack:
         named = ("--role", "decode", "--dialect", dialect)
-        worker = stack.start("services.mock", *named, *PACE, files=f"{LIMIT}:4096")
-        worker.wait_ready()
+        worker = limited(stack, f"{LIMIT}:4096", "services.mock", *named, *PACE)
         flags = ("--decode-servers-urls", worker.url, "--dialect", dialect)
-        proxy = stack.start("proxy", *flags, "--probe-interval", "0.1", files=files)
-        proxy.wait_ready()
+        proxy = limited(stack, files, "proxy", *flags, "--probe-interval", "0.1")
         assert asyncio.run(streams(proxy.url)) == {(200, TOKENS): STREAMS}
         health: Any = call(f"{proxy.url}/health")
         assert health[0] == 200 and health[1]["decode"] == {worker.url: "up"}

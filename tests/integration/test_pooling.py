@@ -77,6 +77,11 @@ def pictures(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
+def expected(pictures: Stack) -> list[list[float]]:
+    return [picture_vector_of(pictures.model, case) for case in picture_cases()]
+
+
+@pytest.fixture(scope="module")
 def apart(pictures: Stack) -> Process:
     """A proxy before encoders and a prefill worker: E+P."""
     return proxy(pictures, pictures.processes[:2], [pictures.processes[2]], [])
@@ -105,13 +110,14 @@ def test_base64_is_the_same_vector(apart: Process) -> None:
 
 
 @pytest.mark.parametrize("way", ["e+p", "e+pd", "one process"])
-def test_chats_with_pictures_are_embedded(way: str, pictures: Stack, apart: Process) -> None:
+def test_chats_with_pictures_are_embedded(
+    way: str, pictures: Stack, apart: Process, expected: list[list[float]]
+) -> None:
     """Through encoders, or by a worker that is asked itself; all at once, twice."""
     server = {"e+p": apart, "one process": pictures.processes[3]}.get(way)
     if server is None:
         server = proxy(pictures, pictures.processes[:2], [], [pictures.processes[4]])
     cases = picture_cases()
-    expected = [picture_vector_of(pictures.model, case) for case in cases]
 
     def one(case: Any) -> list[float]:
         (vector,) = vectors(
@@ -299,46 +305,62 @@ def test_a_model_that_generates_answers_no_vectors(model_dir: ModelDir) -> None:
                 assert error["param"] == "model"
 
 
-def test_encoders_of_text_are_served(tmp_path: Path) -> None:
-    """Vectors by the mean, classes, and a cross-encoder's scores: one worker of each."""
-    roles = {
-        "vectors": build_encoder(tmp_path / "vectors"),
-        "classes": build_encoder(tmp_path / "classes", labels=LABELS),
-        "scores": build_encoder(tmp_path / "scores", labels=("LABEL_0",)),
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Path], Process]]:
+    """Encoders of texts, by name: a worker of each, and a proxy before all."""
+    root = tmp_path_factory.mktemp("encoders")
+    models = {
+        "vectors": build_encoder(root / "vectors"),
+        "classes": build_encoder(root / "classes", labels=LABELS),
+        "scores": build_encoder(root / "scores", labels=("LABEL_0",)),
     }
-    for name, path in roles.items():
-        with running(path) as stack:
-            worker = stack.start("services.prefill")
+    with running(models["vectors"]) as stack:
+        workers = [
+            stack.start("services.prefill", models={name: path}) for name, path in models.items()
+        ]
+        for worker in workers:
             worker.wait_ready()
-            server = proxy(stack, [], [worker], [])
-            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-            if name == "vectors":
-                found = vectors(asked(server, "/v1/embeddings", input=TEXTS))
-                near(found, [encoded_vector(path, tokenizer.encode(text).ids) for text in TEXTS])
-            elif name == "classes":
-                data = asked(server, "/classify", input=TEXTS)["data"]
-                logits = [head_logits(path, tokenizer.encode(text).ids) for text in TEXTS]
-                near(
-                    [entry["probs"] for entry in data], [one.softmax(-1).tolist() for one in logits]
-                )
-                near(
-                    asked(server, "/v1/classifier", input=TEXTS)["score"],
-                    [entry["probs"] for entry in data],
-                )
-                best = [LABELS[int(one.argmax())] for one in logits]
-                assert [entry["label"] for entry in data] == best
-                assert (
-                    "classes of texts only"
-                    in refused(server, "/v1/completions", prompt="Hi")["message"]
-                )
-            else:
-                data = asked(server, "/score", text_1=TEXTS[0], text_2=TEXTS[1:])["data"]
-                pairs = [tokenizer.encode(TEXTS[0], text) for text in TEXTS[1:]]
-                expected = [
-                    head_logits(path, pair.ids, pair.type_ids.index(1)).sigmoid().tolist()
-                    for pair in pairs
-                ]
-                near([[entry["score"]] for entry in data], expected)
-                error = refused(server, "/score", text_1="a", text_2="story " * 200)
-                assert (error["param"], error["code"]) == ("text_2", "context_length_exceeded")
+        urls = ",".join(worker.url for worker in workers)
+        server = stack.start("proxy", "--prefill-servers-urls", urls, models=models)
+        server.wait_ready()
+        until(lambda: all_up(server, len(workers)))
+        yield models, server
+        for worker in workers:
             idle(worker)
+
+
+def test_encoders_of_text_answer_vectors(encoders: tuple[dict[str, Path], Process]) -> None:
+    """By the mean."""
+    models, server = encoders
+    path = models["vectors"]
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    found = vectors(asked(server, "/v1/embeddings", model="vectors", input=TEXTS))
+    near(found, [encoded_vector(path, tokenizer.encode(text).ids) for text in TEXTS])
+
+
+def test_encoders_of_text_answer_classes(encoders: tuple[dict[str, Path], Process]) -> None:
+    models, server = encoders
+    path, model = models["classes"], {"model": "classes"}
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    data = asked(server, "/classify", input=TEXTS, **model)["data"]
+    logits = [head_logits(path, tokenizer.encode(text).ids) for text in TEXTS]
+    near([entry["probs"] for entry in data], [one.softmax(-1).tolist() for one in logits])
+    scores = asked(server, "/v1/classifier", input=TEXTS, **model)["score"]
+    near(scores, [entry["probs"] for entry in data])
+    assert [entry["label"] for entry in data] == [LABELS[int(one.argmax())] for one in logits]
+    error = refused(server, "/v1/completions", prompt="Hi", **model)
+    assert "classes of texts only" in error["message"]
+
+
+def test_cross_encoders_answer_scores(encoders: tuple[dict[str, Path], Process]) -> None:
+    models, server = encoders
+    path, model = models["scores"], {"model": "scores"}
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    data = asked(server, "/score", text_1=TEXTS[0], text_2=TEXTS[1:], **model)["data"]
+    pairs = [tokenizer.encode(TEXTS[0], text) for text in TEXTS[1:]]
+    expected = [
+        head_logits(path, pair.ids, pair.type_ids.index(1)).sigmoid().tolist() for pair in pairs
+    ]
+    near([[entry["score"]] for entry in data], expected)
+    error = refused(server, "/score", text_1="a", text_2="story " * 200, **model)
+    assert (error["param"], error["code"]) == ("text_2", "context_length_exceeded")

@@ -238,9 +238,7 @@ def test_one_proxy_serves_the_models_that_a_master_knows(model_dir: ModelDir) ->
         assert sorted(card["id"] for card in listed) == ["other", "tiny"]
         # A few tokens may come as one event, which tells nothing of a step.
         wanted = {"model": "tiny", "prompt": LONG, "max_tokens": 40}
-        for _ in range(20):
-            streamed(proxy, "/v1/completions", wanted)
-        until(lambda: learnt(master, "tiny"))
+        until(lambda: bool(streamed(proxy, "/v1/completions", wanted)) and learnt(master, "tiny"))
         for gone in (False, True):
             if gone:
                 master.process.kill()

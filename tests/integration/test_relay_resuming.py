@@ -10,12 +10,16 @@ from tests.support.greedy_workers import FINGERPRINT, FIRST_HALF, PENALTY, promp
 from tests.support.listening import run
 from tests.support.relay_workers import CHAT, HURRIED
 from tests.support.resuming import CASES, USAGE, asking, first, fleet, places, undisturbed
+from tests.support.thinned import diagonal
+
+MORE: dict[str, dict[str, Any]] = {
+    "plain": {}, "usage": {"stream_options": USAGE}, "ids": {"return_token_ids": True},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("content", CASES)
-@pytest.mark.parametrize("more", [{}, {"stream_options": USAGE}, {"return_token_ids": True}])
-def test_no_client_sees_where_a_stream_broke(content: str, more: dict[str, Any]) -> None:
-    body = asking(content, max_tokens=16, **more)
+@pytest.mark.parametrize(("content", "named"), diagonal(CASES, [*MORE]))
+def test_no_client_sees_where_a_stream_broke(content: str, named: str) -> None:
+    body = asking(content, max_tokens=16, **MORE[named])
     expected = undisturbed(body)
 
     async def work() -> None:

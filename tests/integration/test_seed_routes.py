@@ -1,9 +1,6 @@
 """What load balancers, monitors and launch scripts of the systems in docs/seeds.md go by: roles by
 a variable, the proxy's lists of workers, its status routes and its descriptions of itself."""
 
-import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 
@@ -63,17 +60,12 @@ def test_a_worker_does_it_all_unless_it_is_told_its_role(monkeypatch: pytest.Mon
 
 
 def test_the_role_that_a_variable_names_is_started() -> None:
-    command = [sys.executable, "-m", "services", "--help"]
-    found = {}
-    for name in ("FRONTEND", "BACKEND"):
-        environment = {**os.environ, "ROLE_TYPE": name}
-        found[name] = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-    assert found["FRONTEND"].returncode == 0
-    assert "--decode-servers-urls" in found["FRONTEND"].stdout
-    assert found["BACKEND"].returncode == 2
-    assert "'BACKEND' is not one of" in found["BACKEND"].stderr
+    status, lines = Process("services", "--help", env={"ROLE_TYPE": "FRONTEND"}).refusal()
+    assert status == 0
+    assert any("--decode-servers-urls" in line for line in lines)
+    status, lines = Process("services", env={"ROLE_TYPE": "BACKEND"}, forked=False).refusal()
+    assert status == 2
+    assert any("'BACKEND' is not one of" in line for line in lines)
 
 
 def test_each_cluster_has_its_state_in_health(stack: Stack) -> None:

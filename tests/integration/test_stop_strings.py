@@ -2,6 +2,7 @@
 
 import re
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from tests.support.stack import Process, call, idle, running
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
-ASKED = {"prompt": "How many?", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+ASKED = {"prompt": "How many?", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+
+STOPPED = 'request_success_total{finished_reason="stop"'
+SEEN = "e2e_request_latency_seconds_count"
 
 
 def figure(worker: Process, name: str) -> float:
@@ -29,27 +33,43 @@ def ended(worker: Process, since: int) -> list[Any]:
     return tasks
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_request_that_stop_strings_end_is_a_success(
-    model_dir: ModelDir, n: int, stream: bool
-) -> None:
+@pytest.fixture(scope="module")
+def worker(model_dir: ModelDir) -> Iterator[Process]:
     with running(model_dir("qwen3")) as stack:
         worker = stack.start("services.decode")
         worker.wait_ready()
-        whole = call(worker.url + COMPLETIONS, ASKED)[1]["choices"][0]["text"]
-        before = call(f"{worker.url}/worker_status", {})[1]["version"]
-        body = {**ASKED, "stop": [whole[20:30]], "n": n, "stream": stream}
-        if stream:
-            events = Stream(worker.url, COMPLETIONS, body)
-            assert list(events.events())[-1] == b"[DONE]"
-            events.leave()
-        else:
-            choices = call(worker.url + COMPLETIONS, body)[1]["choices"]
-            assert [choice["finish_reason"] for choice in choices] == ["stop"] * n
-        until(lambda: bool(ended(worker, before)), worker.log)
-        assert [task.get("error_info", "") for task in ended(worker, before)] == [""]
-        assert figure(worker, "request_aborted_total") == 0
-        assert figure(worker, 'request_success_total{finished_reason="stop"') == n
-        assert figure(worker, "e2e_request_latency_seconds_count") == 1 + n
+        yield worker
         idle(worker)
+
+
+@pytest.fixture(scope="module")
+def whole(worker: Process) -> str:
+    """The text that nothing ends early."""
+    text: str = call(worker.url + COMPLETIONS, ASKED)[1]["choices"][0]["text"]
+    assert len(text) > 60
+    call(
+        worker.url + COMPLETIONS, {**ASKED, "stop": [text[20:30]]}
+    )  # there are figures from now on
+    return text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_that_stop_strings_end_is_a_success(
+    worker: Process, whole: str, n: int, stream: bool
+) -> None:
+    before = call(f"{worker.url}/worker_status", {})[1]["version"]
+    stopped, seen = (figure(worker, name) for name in (STOPPED, SEEN))
+    body = {**ASKED, "stop": [whole[20:30]], "n": n, "stream": stream}
+    if stream:
+        events = Stream(worker.url, COMPLETIONS, body)
+        assert list(events.events())[-1] == b"[DONE]"
+        events.leave()
+    else:
+        choices = call(worker.url + COMPLETIONS, body)[1]["choices"]
+        assert [choice["finish_reason"] for choice in choices] == ["stop"] * n
+    until(lambda: bool(ended(worker, before)), worker.log)
+    assert [task.get("error_info", "") for task in ended(worker, before)] == [""]
+    assert figure(worker, "request_aborted_total") == 0
+    assert figure(worker, STOPPED) == stopped + n
+    assert figure(worker, SEEN) == seen + n

@@ -1,4 +1,4 @@
-"""Pools that hold one request, and 32 requests at once: all are answered, and rightly."""
+"""Pools that hold one request, and many requests at once: all are answered, and rightly."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tests.support.reference import Messages, reference_generate
 from tests.support.stack import call, idle, proxy, running
 from tests.support.transport_flags import TRANSPORTS, flags_of, need
 
+REQUESTS = 10
 TOKENS = 6
 ROWS = 64  # embeddings of a picture
 ROW_BYTES = 128 * 4  # of the tiny model, fp32
@@ -19,7 +20,7 @@ FILE_HEADERS = 1024  # of two files; memory has none
 
 @pytest.fixture(scope="module")
 def cases() -> list[Messages]:
-    return [asking(picture(100 + i), "or", picture(200 + i % 5), LONG) for i in range(32)]
+    return [asking(picture(100 + i), "or", picture(200 + i % 3), LONG) for i in range(REQUESTS)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def expected(cases: list[Messages], model_dir: ModelDir) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_32_requests_through_pools_for_one(
+def test_many_requests_through_pools_for_one(
     transport: str,
     cases: list[Messages],
     expected: list[list[int]],
@@ -57,7 +58,7 @@ def test_32_requests_through_pools_for_one(
         for worker in (encoder, prefill, decode):
             idle(worker)
         counters = call(f"{decode.url}/integrity")[1]["counters"]
-        assert counters["kv_fetched"] == 33
+        assert counters["kv_fetched"] == 1 + REQUESTS
         assert counters["kv_failed"] == 0
         kept = call(f"{prefill.url}/integrity")[1]["counters"]
         assert kept["kv_host_offloaded_blocks"] > 16 and kept["kv_disk_failed_blocks"] == 0

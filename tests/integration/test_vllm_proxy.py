@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from tests.support.clients import body_of, tokens
 from tests.support.conversations import LONG, asking, picture
 from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.thinned import diagonal, thinned
 from tests.support.vllm_proxy import CHAT, run
 
-TOKENS = 10
+TOKENS = 6
 ONE = asking(picture(71), "What is in this image?")
 SEVERAL = asking(
     "Compare", picture(72), "with", picture(73, 320, 200), "and", picture(74), "please"
@@ -59,12 +61,19 @@ def asked(messages: Any, **fields: Any) -> dict[str, Any]:
     return body_of(messages, max_tokens=TOKENS, ignore_eos=True, **fields)
 
 
-@pytest.mark.parametrize("rewrite", [True, False])
-@pytest.mark.parametrize("encoders", [1, 2])
-@pytest.mark.parametrize("messages", [asking(LONG), ONE, SEVERAL, TWICE])
-def test_the_tokens_are_right(
-    workers: Workers, messages: Any, encoders: int, rewrite: bool
-) -> None:
+MESSAGES = {"text": asking(LONG), "one": ONE, "several": SEVERAL, "twice": TWICE}
+ENCODERS, REWRITES = (1, 2), (True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoders", "rewrite"),
+    thinned(
+        product(MESSAGES, ENCODERS, REWRITES),
+        lambda name, encoders, rewrite: (list(MESSAGES).index(name) + encoders) % 2 == rewrite,
+    ),
+)
+def test_the_tokens_are_right(workers: Workers, name: str, encoders: int, rewrite: bool) -> None:
+    messages = MESSAGES[name]
     expected = reference_generate(workers.stack.model, messages, TOKENS, ignore_eos=True)
     before = workers.counter(workers.decode, "kv_fetched")
     assert workers.ask(asked(messages), encoders=encoders, rewrite=rewrite) == expected
@@ -72,8 +81,10 @@ def test_the_tokens_are_right(
     assert tokens(workers.proxy, messages, max_tokens=TOKENS, ignore_eos=True) == expected
 
 
-@pytest.mark.parametrize("encoders", [1, 2])
-@pytest.mark.parametrize("uuids", [("a", "a"), ("a", "b"), ("my picture/1", "../2"), (None, "b")])
+UUIDS = (("a", "a"), ("a", "b"), ("my picture/1", "../2"), (None, "b"))
+
+
+@pytest.mark.parametrize(("uuids", "encoders"), diagonal(UUIDS, ENCODERS))
 def test_the_clients_own_uuids(
     workers: Workers, uuids: tuple[str | None, ...], encoders: int
 ) -> None:

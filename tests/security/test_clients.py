@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import all_up
-from tests.support.mocks import mock
+from tests.support.mocks import FAST
 from tests.support.relay_workers import relaying, text
 from tests.support.stack import Process, Stack, call, proxy, running
 from tests.support.waiting import until
@@ -53,7 +53,10 @@ def fleet(model_dir: ModelDir, request: pytest.FixtureRequest) -> Iterator[Fleet
     dialect = request.param
     with running(model_dir("qwen2_5_vl")) as stack:
         extra = ("--dialect", "openai") if dialect == "openai" else ()
-        workers = [mock(stack, role, *extra) for role in ("prefill", "decode")]
+        roles = ("prefill", "decode")
+        workers = [stack.start("services.mock", "--role", r, *FAST, *extra) for r in roles]
+        for worker in workers:
+            worker.wait_ready()
         flags = (*FLAGS, "--dialect", dialect, "--allowed-origins", "https://page.example")
         server = proxy(stack, [], [workers[0]], [workers[1]], *flags)
         yield Fleet(stack, workers, server)

@@ -95,7 +95,7 @@ def test_wrong_books_end_the_engine() -> None:
         Failing(ValueError(), problems=("block 3 leaks",)).guard.step()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(model_dir: ModelDir) -> Iterator[Engine]:
     one = engine(model_dir("qwen2_5_vl"), kv=KVConfig("local"), ec=ECConfig("local"))
     yield one

@@ -10,7 +10,7 @@ from services.frontend.render import Frontend
 from tests.support.listening import run
 from tests.support.openai_server import Server, asking
 
-BLANKS = " " * 15_000_000  # beyond what the pattern of byte-level tokenizers is matched with
+BLANKS = " " * 10_200_000  # beyond what the pattern of byte-level tokenizers is matched with
 
 
 @pytest.fixture(scope="module")

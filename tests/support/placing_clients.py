@@ -12,6 +12,7 @@ from protocol.kv_events import short_key
 from tests.support.stack import Process, call
 
 PATIENCE_S = 180.0
+PAUSE_S = 0.02
 BLOCK, PREFIX, TAIL = 16, 64, 24
 GENERATE = "/inference/v1/generate"
 MODEL, REVISION = "mock", "1"
@@ -48,7 +49,7 @@ class Clients:
 
     def _run(self, number: int) -> None:
         rng, count = random.Random(number), 0
-        while not self._stop.is_set():
+        while not self._stop.wait(PAUSE_S):
             count += 1
             prefix = [rng.randrange(5)] * PREFIX
             tokens = prefix + [rng.randrange(1000) for _ in range(TAIL)]

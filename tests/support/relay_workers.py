@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from protocol.settings import resolve
@@ -197,6 +198,17 @@ HURRIED = timeouts(0.5)
 """For workers that hang, and for no others: a busy machine may stop them for as long."""
 
 
+def later(gateway: Gateway) -> ASGIApp:
+    """The application behind the relay, made for the first request that the relay leaves to it:
+    making it takes longer than most tests, of which few have such requests."""
+    made = functools.cache(lambda: create_app(gateway))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await made()(scope, receive, send)
+
+    return app
+
+
 async def finding_well(fleet: Fleet) -> None:
     """What probes do for workers that are well after all."""
     while True:
@@ -238,12 +250,11 @@ async def relaying(
         models = None if frontend is None else Models([frontend])
         gateway = make_core(config, fleet, client, metrics, planner, models)
         stack.callback(gateway.pools.close)
-        app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)
         state = ServerState()
         protocol = functools.partial(
-            connection_class(relay), uvicorn.Config(app, log_config=None), state, {}
+            connection_class(relay), uvicorn.Config(later(gateway), log_config=None), state, {}
         )
         listener = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
         stack.callback(listener.close)

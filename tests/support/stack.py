@@ -31,12 +31,10 @@ class Process:
     """One service. `url` is known once it is ready; `stop` ends it and returns its exit status."""
 
     def __init__(
-        self, module: str, *flags: str, env: Mapping[str, str], forked: bool = True, files: str = ""
+        self, module: str, *flags: str, env: Mapping[str, str], forked: bool = True
     ) -> None:
-        """`forked`: from a process that has imported everything, instead of by its command.
-        `files`: soft and hard limit of open files, as in 128:4096; such a one is not forked."""
-        self._forked = forked and not files
-        self._files = files
+        """`forked`: from a process that has imported everything, instead of by its command."""
+        self._forked = forked
         self.module = module
         self.flags = flags
         self._env = {**os.environ, "TRIPTYCH_SHUTDOWN_TIMEOUT": SHUTDOWN_S, **env}
@@ -51,9 +49,8 @@ class Process:
                 self.module, arguments, self._env
             )
         else:
-            limited = ["prlimit", f"--nofile={self._files}"] if self._files else []
             self.process = subprocess.Popen(
-                [*limited, sys.executable, "-m", self.module, *arguments],
+                [sys.executable, "-m", self.module, *arguments],
                 env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
@@ -128,9 +125,7 @@ class Stack:
     processes: list[Process] = field(default_factory=list)
     namespace: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
 
-    def start(
-        self, module: str, *flags: str, files: str = "", models: Mapping[str, Path] | None = None
-    ) -> Process:
+    def start(self, module: str, *flags: str, models: Mapping[str, Path] | None = None) -> Process:
         """`models`: by name, if not the stack's own."""
         env = {
             "TRIPTYCH_NAMESPACE": self.namespace,
@@ -142,7 +137,7 @@ class Stack:
             for name, model in (models or {"tiny": self.model}).items()
             for flag in ("--model", str(model), "--served-model-name", name)
         ]
-        process = Process(module, *named, *flags, env=env, forked=self.forked, files=files)
+        process = Process(module, *named, *flags, env=env, forked=self.forked)
         self.processes.append(process)
         return process
 
@@ -197,7 +192,7 @@ def proxy(
         "--encode-servers-urls", ",".join(p.url for p in encode) or "none",
         "--prefill-servers-urls", ",".join(p.url for p in prefill) or "none",
         "--decode-servers-urls", ",".join(p.url for p in decode),
-        "--probe-interval", "0.2",
+        "--probe-interval", "1",
         *flags,
     )  # fmt: skip
     process.wait_ready()
