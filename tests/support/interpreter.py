@@ -10,11 +10,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "tests.support.interpreted"
 
 
-def passes(*names: str) -> None:
-    """The tests of each `tests/support/NAME` pass under the interpreter."""
+def passes(*names: str, marked: str = "not slow") -> None:
+    """The tests of each `tests/support/NAME` so marked pass under the interpreter."""
+    options = ("-p", "no:cacheprovider", "-p", PLUGIN, "-m", marked)
     files = [f"tests/support/{name}" for name in names]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, *files],
+        [sys.executable, "-m", "pytest", "-q", *options, *files],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -29,6 +29,7 @@ from transformers import (
 from transformers.image_utils import load_image
 from transformers.utils import is_torchvision_available
 
+from tests.support.remembered import remembered
 from tests.support.video_reference import process, process_timed
 
 Messages = list[dict[str, Any]]
@@ -226,6 +227,7 @@ def likelihood(model: torch.nn.Module, ids: list[int], context: int) -> tuple[fl
     return float(chosen.sum()), bool((logprobs.argmax(-1) == tokens).all())
 
 
+@remembered
 def reference_generate(
     model_dir: Path,
     messages: Messages,

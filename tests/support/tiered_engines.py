@@ -2,6 +2,7 @@
 
 import random
 import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def tier(worker: Engine, name: str) -> Any:
     return next(t for t in worker.generate.tiers.tiers if t.store.name == name)
 
 
+@lru_cache(maxsize=4)
 def plain(folder: Path) -> list[list[int]]:
+    """What an engine without tiers puts out for all prompts."""
     worker = opened(folder, num_blocks=256)
     found = turns(worker, PROMPTS)
     worker.close()

@@ -72,7 +72,7 @@ def _qwen_media(ids: Ids) -> Json:
 def _qwen2_vl(ids: Ids) -> Json:
     rope = _rope(mrope_section=[2, 3, 3])
     return {
-        "text_config": _text(64, 4, 2, 3, rope_parameters=rope),
+        "text_config": _text(64, 4, 2, 2, rope_parameters=rope),
         "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 2},
         "tie_word_embeddings": False,
         **_qwen_media(ids),
@@ -91,7 +91,7 @@ def _qwen2_5_vl(ids: Ids) -> Json:
         "fullatt_block_indexes": [1],
     }
     return {
-        "text_config": _text(128, 4, 2, 3, rope_parameters=rope),
+        "text_config": _text(128, 4, 2, 2, rope_parameters=rope),
         "vision_config": vision,
         "tie_word_embeddings": True,
         **_qwen_media(ids),
@@ -139,7 +139,7 @@ def _siglip(image_size: int, patch_size: int, layers: int) -> Json:
 
 def _llava_onevision(ids: Ids) -> Json:
     return {
-        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 2, rope_parameters=_rope())},
         "vision_config": _siglip(image_size=28, patch_size=7, layers=2),
         "image_token_index": ids("<image>"),
         "video_token_index": ids("<video>"),
@@ -154,7 +154,7 @@ def _llava(ids: Ids) -> Json:
     vision = {**_siglip(image_size=28, patch_size=7, layers=2), "projection_dim": 64}
     vision.pop("vision_use_head")
     return {
-        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 2, rope_parameters=_rope())},
         "vision_config": {**vision, "model_type": "clip_vision_model"},
         "image_token_index": ids("<image>"),
         "vision_feature_layer": -2,
@@ -173,7 +173,7 @@ def _internvl(ids: Ids) -> Json:
         "patch_size": [7, 7],
     }
     return {
-        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 2, rope_parameters=_rope())},
         "vision_config": vision,
         "image_token_id": ids("<IMG_CONTEXT>"),
         "image_seq_length": 16,
@@ -192,7 +192,7 @@ def _mistral3(ids: Ids) -> Json:
         "image_size": 112,
         "patch_size": 7,
     }
-    text = _text(64, 4, 2, 3, head_dim=32, rope_parameters=_rope())
+    text = _text(64, 4, 2, 2, head_dim=32, rope_parameters=_rope())
     return {
         "text_config": {"model_type": "mistral", **text, "sliding_window": None},
         "vision_config": vision,
@@ -213,7 +213,7 @@ def _smolvlm(ids: Ids) -> Json:
         "patch_size": 7,
     }
     return {
-        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 2, rope_parameters=_rope())},
         "vision_config": vision,
         "image_token_id": ids("<image>"),
         "scale_factor": 2,
@@ -222,10 +222,10 @@ def _smolvlm(ids: Ids) -> Json:
 
 
 def _gemma3(ids: Ids) -> Json:
-    window = ["sliding_attention", "full_attention"]
-    text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = _text(64, 4, 2, 3, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
     return {
-        "text_config": {**text, "layer_types": 2 * window},
+        "text_config": {**text, "layer_types": layers},
         "vision_config": _siglip(image_size=56, patch_size=7, layers=2),
         "mm_tokens_per_image": 16,
         "boi_token_index": ids("<start_of_image>"),
@@ -237,7 +237,6 @@ def _gemma3(ids: Ids) -> Json:
 
 def _gemma4(ids: Ids) -> Json:
     """As the larger ones: keys are values in full layers, and no layer has inputs of its own."""
-    window = ["sliding_attention", "full_attention"]
     vision = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -256,7 +255,7 @@ def _gemma4(ids: Ids) -> Json:
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
         "sliding_window": 32,
-        "layer_types": 2 * window,
+        "layer_types": ["sliding_attention", "full_attention"],
         "hidden_size_per_layer_input": 0,
         "use_bidirectional_attention": "vision",
         "final_logit_softcapping": 30.0,
@@ -266,7 +265,7 @@ def _gemma4(ids: Ids) -> Json:
         "moe_intermediate_size": 48,
     }
     return {
-        "text_config": {**_text(64, 4, 2, 4), **own},
+        "text_config": {**_text(64, 4, 2, 2), **own},
         "vision_config": vision,
         "audio_config": None,
         "boi_token_id": ids("<|image>"),
@@ -289,7 +288,7 @@ def _qwen2_audio(ids: Ids) -> Json:
         "max_source_positions": 100,
     }
     return {
-        "text_config": {"model_type": "qwen2", **_text(128, 4, 2, 3, rope_parameters=_rope())},
+        "text_config": {"model_type": "qwen2", **_text(128, 4, 2, 2, rope_parameters=_rope())},
         "audio_config": audio,
         "audio_token_index": ids("<|AUDIO|>"),
         "tie_word_embeddings": False,
@@ -305,12 +304,12 @@ def _llama(ids: Ids) -> Json:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
     }
-    return {**_text(64, 4, 1, 3, rope_parameters=rope), "tie_word_embeddings": False}
+    return {**_text(64, 4, 1, 2, rope_parameters=rope), "tie_word_embeddings": False}
 
 
 def _qwen3(ids: Ids) -> Json:
     return {
-        **_text(64, 4, 2, 3, head_dim=32, rope_parameters=_rope()),
+        **_text(64, 4, 2, 2, head_dim=32, rope_parameters=_rope()),
         "tie_word_embeddings": True,
     }
 

@@ -30,10 +30,13 @@ from tests.support.conversations import LONG, asking, audio_cases, picture
 from tests.support.engines import png, run
 from tests.support.frontend_helpers import frontend, render
 from tests.support.reference import Messages
+from tests.support.remembered import remembered
+from tests.support.thinned import diagonal
 from tests.support.tiny_models import AUDIO_FAMILY
 
-TOKENS = 12
+TOKENS = 8
 READERS = ClipReaders(ClipLimits(), 1)  # which starts nothing for WAV files
+heard = remembered(generate_from_audio)
 PARTS: tuple[Part, ...] = ("language", "vision")
 
 
@@ -70,13 +73,12 @@ def served(worker: Engine, model: Path, cases: Sequence[Messages]) -> list[list[
     return [found[f"r{number}", 0] for number in range(len(cases))]
 
 
-@pytest.mark.parametrize("budget", [7, 40, 4096])
-@pytest.mark.parametrize("layout", ["plain", "auto"])
+@pytest.mark.parametrize(("budget", "layout"), diagonal([7, 40, 4096], ["auto", "plain"]))
 def test_tokens_are_those_of_generate(budget: int, layout: str, model: Path) -> None:
     """All at once, so that audio of several lengths is encoded in one run; then once more."""
     cases = audio_cases()
     worker = engine(model, max_num_batched_tokens=budget, weight_layout=layout)
-    expected = [generate_from_audio(model, case, TOKENS) for case in cases]
+    expected = [heard(model, case, TOKENS) for case in cases]
     assert served(worker, model, cases) == expected
     assert worker.counters()["mm_encoded"] == 5  # one of them is there twice
     assert served(worker, model, cases) == expected
@@ -87,7 +89,7 @@ def test_tokens_are_those_of_generate(budget: int, layout: str, model: Path) -> 
 def test_what_is_heard_decides_on_the_answer(model: Path) -> None:
     """Else the test before would say nothing."""
     cases = [asking(audio_file(seed), "What do you hear?") for seed in range(6)]
-    answers = [tuple(generate_from_audio(model, case, TOKENS)) for case in cases]
+    answers = [tuple(heard(model, case, TOKENS)) for case in cases]
     assert len(set(answers)) == len(cases)
 
 
@@ -95,17 +97,17 @@ def test_a_shared_beginning_with_audio_is_computed_once(model: Path) -> None:
     worker = engine(model)
     cases = [asking(audio_file(1), f"{LONG} Then tell me {what}.") for what in ("why", "how")]
     for case in cases:
-        assert served(worker, model, [case]) == [generate_from_audio(model, case, TOKENS)]
+        assert served(worker, model, [case]) == [heard(model, case, TOKENS)]
     assert worker.counters()["cached_tokens"] >= 48 and worker.counters()["mm_encoded"] == 1
     other = asking(audio_file(2), f"{LONG} Then tell me why.")
-    assert served(worker, model, [other]) == [generate_from_audio(model, other, TOKENS)]
+    assert served(worker, model, [other]) == [heard(model, other, TOKENS)]
     worker.close()
 
 
 def test_audio_is_encoded_in_slices_beside_decoding(model: Path) -> None:
     cases = audio_cases()
     worker = engine(model, max_decode_delay_s=1e-6)
-    assert served(worker, model, cases) == [generate_from_audio(model, c, TOKENS) for c in cases]
+    assert served(worker, model, cases) == [heard(model, c, TOKENS) for c in cases]
     worker.close()
 
 

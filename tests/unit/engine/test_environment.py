@@ -18,7 +18,7 @@ from tests.support.stack import Process
 USUAL = (("TRITON_CACHE_DIR", ".triton/cache"), ("NUMBA_CACHE_DIR", ".cache/triptych/numba"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     home.mkdir()
@@ -36,6 +36,7 @@ def test_a_writable_home_is_used(variable: str, usual: str, home: Path) -> None:
     assert Path(os.environ[variable]).is_dir()
 
 
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("variable", "usual"), USUAL)
 def test_a_folder_that_was_chosen_stays(
     variable: str, usual: str, monkeypatch: pytest.MonkeyPatch
@@ -57,6 +58,7 @@ def test_without_one_a_private_folder_is_made(
     ensure_writable()
 
 
+@pytest.mark.usefixtures("home")
 def test_kernels_of_other_sources_or_another_processor_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,11 +17,11 @@ from services.engine.model.fused_ops import (
 )
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
 from tests.support.fused_cases import rotary_case
+from tests.support.thinned import diagonal
 
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("dtype", "capability"), diagonal(["bfloat16", "float32"], [90, 80]))
 def test_kernels_compile(dtype: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the sizes of Qwen2.5-VL-7B and of its largest sister."""
     launched: list[tuple[Any, dict[str, Any]]] = []

@@ -22,12 +22,15 @@ from tests.support.engine_pairs import TOKENS, Pair
 from tests.support.engines import at_once, ended, engine, request_of, run
 from tests.support.lora import write_adapter
 from tests.support.reference import Messages
+from tests.support.remembered import remembered
 from tests.support.replayed_steps import Rerun, use
+from tests.support.thinned import diagonal
 from tests.support.tiered_engines import MIB, PROMPTS, on_disk, opened, tier, turns
 from tests.support.tiny_models import TEXT_FAMILIES
 
 NAMES = {"int8": "int8", "fp8": "fp8_e4m3"}
 KINDS = pytest.mark.parametrize("dtype", NAMES)
+coded = remembered(coded_generate)
 
 
 def served(path: Path, cases: list[Messages], **options: Any) -> list[list[int]]:
@@ -39,11 +42,12 @@ def served(path: Path, cases: list[Messages], **options: Any) -> list[list[int]]
 
 
 def expected(path: Path, cases: list[Messages], dtype: str) -> list[list[int]]:
-    return [coded_generate(path, case, TOKENS, NAMES[dtype]) for case in cases]
+    return [coded(path, case, TOKENS, NAMES[dtype]) for case in cases]
 
 
-@KINDS
-@pytest.mark.parametrize("family", ["qwen3", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize(
+    ("dtype", "family"), diagonal(list(NAMES), ["qwen3", "gemma3", "qwen2_5_vl"])
+)
 def test_tokens_are_those_of_transformers_with_such_a_cache(
     family: str, dtype: str, model_dir: ModelDir
 ) -> None:
@@ -58,12 +62,13 @@ def test_tokens_are_those_of_transformers_with_such_a_cache(
 def test_chunks_preemption_and_cached_prefixes_change_nothing(
     dtype: str, model_dir: ModelDir
 ) -> None:
-    path, cases = model_dir("qwen2_5_vl"), picture_cases() * 2
+    path, cases = model_dir("qwen2_5_vl"), picture_cases()
     truth = expected(path, cases, dtype)
-    for budget in (5, 4096):
-        assert served(path, cases, kv_cache_dtype=dtype, max_num_batched_tokens=budget) == truth
+    for budget, few in ((5, 2), (4096, len(cases))):
+        options: dict[str, Any] = {"max_num_batched_tokens": budget, "kv_cache_dtype": dtype}
+        assert served(path, cases[:few], **options) == truth[:few]
     worker = engine(path, num_blocks=14, max_num_batched_tokens=64, kv_cache_dtype=dtype)
-    assert at_once(worker, path, cases, TOKENS) == truth
+    assert at_once(worker, path, cases * 2, TOKENS) == truth * 2
     assert worker.counters()["preemptions"] > 0
     assert worker.counters()["cached_tokens"] > 0
     worker.close()
@@ -81,8 +86,7 @@ def logits_of(path: Path, **options: Any) -> list[float]:
     return [score.logprob for score in scores]
 
 
-@KINDS
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("compute", "dtype"), diagonal(["float32", "bfloat16"], list(NAMES)))
 def test_scores_of_a_prompt_do_not_depend_on_its_chunks(
     compute: str, dtype: str, model_dir: ModelDir
 ) -> None:
@@ -106,8 +110,7 @@ def test_kernels_in_bfloat16_give_the_same_tokens(dtype: str, model_dir: ModelDi
     assert served(path, cases, **options) == served(path, cases, fused_kernels=False, **options)
 
 
-@KINDS
-@pytest.mark.parametrize("transport", ["shm", "shared_storage"])
+@pytest.mark.parametrize(("transport", "dtype"), diagonal(["shm", "shared_storage"], list(NAMES)))
 def test_codes_are_handed_over_as_they_are(
     transport: str, dtype: str, model_dir: ModelDir, tmp_path: Path
 ) -> None:

@@ -1,8 +1,6 @@
 """KV below the pool, on a real engine: the same tokens, though tiers lose or refuse blocks."""
 
-import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from protocol.errors import ConfigError
 from protocol.registry import Rates
 from services.engine.scheduling.rates import RateMeter
 from tests.conftest import ModelDir
+from tests.support.aside import on_small_disk
 from tests.support.tiered_engines import (
     BLOCK,
     FULL,
@@ -27,13 +26,15 @@ from tests.support.tiered_engines import (
     turns,
 )
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture(autouse=True)
 def slow_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine for which any tier is worth its while."""
-    monkeypatch.setattr(RateMeter, "rates", lambda self: Rates(prefill_ms_per_token=50.0))
+    make_slow(monkeypatch)
+
+
+def make_slow(patch: pytest.MonkeyPatch) -> None:
+    """Any tier is worth an engine's while."""
+    patch.setattr(RateMeter, "rates", lambda self: Rates(prefill_ms_per_token=50.0))
 
 
 def test_what_the_pool_evicts_comes_back_from_host_memory(model_dir: ModelDir) -> None:
@@ -51,12 +52,28 @@ def test_what_the_pool_evicts_comes_back_from_host_memory(model_dir: ModelDir) -
         worker.close()
 
 
+@pytest.fixture(scope="module")
+def written(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of an engine that has ended."""
+    folder, files = model_dir("qwen2_5_vl"), tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        make_slow(patch)
+        worker = on_disk(folder, files)
+        assert turns(worker, PROMPTS) == plain(folder)
+        worker.close()
+    return files
+
+
+@pytest.fixture
+def left(written: Path, tmp_path: Path) -> Path:
+    """A copy of them, which a test may damage."""
+    return shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+
+
+@pytest.mark.usefixtures("left")
 def test_files_outlive_the_engine_that_wrote_them(model_dir: ModelDir, tmp_path: Path) -> None:
     folder = model_dir("qwen2_5_vl")
     expected = plain(folder)
-    worker = on_disk(folder, tmp_path)
-    assert turns(worker, PROMPTS) == expected
-    worker.close()
     assert len(list(tmp_path.rglob("*.kv"))) >= len(PROMPTS) * FULL
     worker = on_disk(folder, tmp_path)
     try:
@@ -68,13 +85,11 @@ def test_files_outlive_the_engine_that_wrote_them(model_dir: ModelDir, tmp_path:
         worker.close()
 
 
+@pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("how", ["flipped", "truncated", "deleted", "swapped"])
 def test_a_damaged_file_is_computed_again(how: str, model_dir: ModelDir, tmp_path: Path) -> None:
     folder = model_dir("qwen2_5_vl")
     expected = plain(folder)
-    worker = on_disk(folder, tmp_path)
-    assert turns(worker, PROMPTS) == expected
-    worker.close()
     worker = on_disk(folder, tmp_path)
     try:
         damage(sorted(tmp_path.rglob("*.kv")), how)
@@ -101,11 +116,9 @@ def damage(files: Sequence[Path], how: str) -> None:
             path.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
 
 
+@pytest.mark.usefixtures("left")
 def test_files_cut_short_are_removed_at_the_start(model_dir: ModelDir, tmp_path: Path) -> None:
     folder = model_dir("qwen2_5_vl")
-    worker = on_disk(folder, tmp_path)
-    turns(worker, PROMPTS[:1])
-    worker.close()
     damage(sorted(tmp_path.rglob("*.kv")), "truncated")
     worker = on_disk(folder, tmp_path)
     try:
@@ -115,12 +128,11 @@ def test_files_cut_short_are_removed_at_the_start(model_dir: ModelDir, tmp_path:
         worker.close()
 
 
+@pytest.mark.usefixtures("left")
 def test_files_of_another_layout_are_removed(model_dir: ModelDir, tmp_path: Path) -> None:
     folder = model_dir("qwen2_5_vl")
     expected = plain(folder)
-    worker = on_disk(folder, tmp_path)
-    turns(worker, PROMPTS)
-    worker.close()
+    assert list(tmp_path.rglob("*.kv"))
     (mine,) = (path.parent / "mine.txt" for path in tmp_path.rglob("lock"))
     mine.write_text("not ours to remove")
     worker = on_disk(folder, tmp_path, block_size=8, num_blocks=2 * POOL)
@@ -171,31 +183,18 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(
         opened(folder, kv_host_bytes=1 << 60)
 
 
-FULL_DISK = """
-import sys
-from pathlib import Path
-from tests.unit.engine.test_kv_tiers import PROMPTS, RateMeter, Rates, on_disk, plain, tier, turns
-
-RateMeter.rates = lambda self: Rates(prefill_ms_per_token=50.0)
-folder, files = map(Path, sys.argv[1:])
-worker = on_disk(folder, files)
-assert turns(worker, PROMPTS) == plain(folder)
-disk = tier(worker, "disk")
-print(disk.failed > 0, len(disk.shelf) == len(list(files.rglob("*.kv"))))
-assert not list(files.rglob("*.tmp"))
-worker.close()
-"""
+def on_a_full_disk(folder: Path, files: Path) -> tuple[bool, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_slow(patch)
+        worker = on_disk(folder, files)
+        same = turns(worker, PROMPTS) == plain(folder)
+        disk, kept = tier(worker, "disk"), list(files.rglob("*.kv"))
+        found = same, disk.failed > 0, len(disk.shelf) == len(kept), not list(files.rglob("*.tmp"))
+        worker.close()
+    return found
 
 
 def test_a_full_disk_costs_no_request(model_dir: ModelDir, tmp_path: Path) -> None:
-    mount = "mount -t tmpfs -o size=64k none $2 && exec $0 - $1 $2"
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount,
-         sys.executable, str(model_dir("qwen2_5_vl")), str(tmp_path)],
-        env=dict(os.environ), input=FULL_DISK, capture_output=True, text=True, timeout=120,
-        cwd=ROOT,
-    )  # fmt: skip
-    if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("no mount of our own here")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "True"], done.stdout
+    found = on_small_disk(tmp_path, "64k", on_a_full_disk, model_dir("qwen2_5_vl"), tmp_path)
+    assert found == (True, True, True, True)
+    assert not list(tmp_path.iterdir()), "it was on that disk"

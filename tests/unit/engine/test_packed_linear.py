@@ -1,7 +1,5 @@
 """Packed and merged linear layers compute what the layers that they replace compute."""
 
-import subprocess
-import sys
 import weakref
 from itertools import permutations
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from protocol.errors import ConfigError
@@ -24,38 +22,36 @@ from services.engine.model.packed_linear import (
 )
 from services.engine.model.shared_linear import MergedLinear, SharedLinear
 from tests.conftest import ModelDir
+from tests.support.aside import aside
 
 IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-MAPPED = """
-import sys, torch
-from safetensors.torch import load_file
-from services.engine.model.packed_linear import InputsSeen, PackedLinear, pack
-
-def mapped():
-    with open("/proc/self/smaps") as lines:
-        ours, found = False, 0
-        for line in lines:
-            if "-" in line.split(" ")[0]:
-                ours = line.rstrip().endswith(".safetensors")
-            elif ours and line.startswith("Rss:"):
-                found += int(line.split()[1])
+def mapped() -> int:
+    """kB of weight files that are in this process's memory."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            ours = line.endswith(".safetensors")
+        elif ours and line.startswith("Rss:"):
+            found += int(line.split()[1])
     return found
 
-weights = load_file(sys.argv[1])
-layer = torch.nn.Linear(4096, 2048, bias=False, device="meta").requires_grad_(False)
-layer.weight = torch.nn.Parameter(weights.pop("big.weight"), requires_grad=False)
-model = torch.nn.Sequential(layer)
-inputs = InputsSeen(model)
-with inputs.recording():
-    model(torch.randn(2, 4096))
-before = mapped()
-del layer
-pack(model, inputs, PackedLinear)
-print(before, mapped())
-"""
+
+def before_and_after(file: Path) -> tuple[int, int]:
+    """What is mapped, in a process of its own, of a layer that is packed."""
+    weights = load_file(file)
+    layer = nn.Linear(4096, 2048, bias=False, device="meta").requires_grad_(False)
+    layer.weight = nn.Parameter(weights.pop("big.weight"), requires_grad=False)
+    model = nn.Sequential(layer)
+    inputs = InputsSeen(model)
+    with inputs.recording():
+        model(torch.randn(2, 4096))
+    before = mapped()
+    del layer
+    pack(model, inputs, PackedLinear)
+    return before, mapped()
 
 
 class Block(nn.Module):
@@ -151,10 +147,7 @@ def test_a_model_is_merged_and_tied_embeddings_are_not_copied(
 def test_packed_weights_are_not_held_beside_the_mapped_file(tmp_path: Path) -> None:
     file = tmp_path / "layer.safetensors"
     save_file({"big.weight": torch.randn(2048, 4096), "kept": torch.randn(4)}, file)
-    result = subprocess.run(
-        [sys.executable, "-c", MAPPED, str(file)], capture_output=True, text=True, check=True
-    )
-    before, packed = map(int, result.stdout.split())
+    before, packed = aside(before_and_after, file)
     assert before > 32_000  # kB of the file, all read
     assert packed < 1_000
 

@@ -45,7 +45,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def served(path: Any, count: int, **sampling: Any) -> Tokens:
     worker = engine(path, **OPTIONS)
-    values = [{"max_tokens": 9 + 7 * i, "seed": i, **sampling} for i in range(count)]
+    values = [{"max_tokens": 9 + 5 * i, "seed": i, **sampling} for i in range(count)]
     requests = [request_of(path, asking(f"{i} {LONG}"), f"r{i}", **v) for i, v in enumerate(values)]
     tokens = run(worker, requests)
     assert worker.check_integrity() == []

@@ -11,6 +11,7 @@ from protocol.pooling import Pooler, PoolingParams, unpacked
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.config import EngineConfig
 from services.engine.engine import Engine
+from tests.support.thinned import diagonal
 from tests.support.tiny_encoders import KINDS, LABELS, build_encoder, encoded_vector, head_logits
 
 INPUTS = ([5, 6, 7], list(range(40, 110)), [9], list(range(60, 90)), list(range(50, 105)))
@@ -53,8 +54,7 @@ def near(found: list[list[float]], expected: list[list[float]]) -> None:
         assert one == pytest.approx(other, rel=REL, abs=ABS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("kind", "pooling"), diagonal(list(KINDS), ["mean", "cls"]))
 def test_vectors_of_a_batch_equal_those_of_each_alone(
     kind: str, pooling: Any, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The tiny models are what parity tests take them for: loadable, deterministic and sensitive."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,28 +23,32 @@ QUESTIONS = (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_output_is_varied(family: str, model_dir: ModelDir) -> None:
     outputs = [
-        reference_generate(model_dir(family), asking(q), 32, ignore_eos=True) for q in QUESTIONS
+        reference_generate(model_dir(family), asking(q), 16, ignore_eos=True) for q in QUESTIONS
     ]
-    assert [len(tokens) for tokens in outputs] == [32] * len(QUESTIONS)
-    assert all(len(set(tokens)) > 12 for tokens in outputs)
+    assert [len(tokens) for tokens in outputs] == [16] * len(QUESTIONS)
+    assert all(len(set(tokens)) > 7 for tokens in outputs)
     assert len({tuple(tokens[:4]) for tokens in outputs}) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_output_stops_at_eos(family: str, model_dir: ModelDir) -> None:
-    path = model_dir(family)
+    """At each of its ids, of which one is chosen here that comes soon."""
+    path = model_dir(family).resolve()
+    reference = load(path)
     eos = json.loads((path / "generation_config.json").read_text())["eos_token_id"]
-    whole = reference_generate(path, asking("Hello"), 256, ignore_eos=True)
-    ends = [index for index, token in enumerate(whole) if token in eos]
-    expected = whole[: ends[0] + 1] if ends else whole
-    assert reference_generate(path, asking("Hello"), 256) == expected
+    assert reference.eos == tuple(eos)
+    inputs = reference.inputs(asking("Hello"))
+    whole = reference.generate(inputs, 8, ignore_eos=True)
+    ends = (*eos, whole[3])
+    first = next(index for index, token in enumerate(whole) if token in ends)
+    assert replace(reference, eos=ends).generate(inputs, 8) == whole[: first + 1]
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_output_depends_on_each_picture(family: str, model_dir: ModelDir) -> None:
     def tokens(first: int, second: int) -> list[int]:
         content = (picture(first, 160, 100), "and", picture(second, 160, 100), "Which?")
-        return reference_generate(model_dir(family), asking(*content), 16, ignore_eos=True)
+        return reference_generate(model_dir(family), asking(*content), 8, ignore_eos=True)
 
     outputs = [tokens(1, 2), tokens(2, 1), tokens(1, 3), tokens(3, 2)]
     assert len({tuple(output) for output in outputs}) == len(outputs)
@@ -68,17 +73,17 @@ def test_token_types_change_the_output(family: str, model_dir: ModelDir) -> None
     inputs = reference.inputs(asking(picture(1, 160, 100), "What is it?"))
     without = {key: value for key, value in inputs.items() if "token_type" not in key}
     assert len(without) == len(inputs) - 1
-    assert reference.generate(inputs, 16, True) != reference.generate(without, 16, True)
+    assert reference.generate(inputs, 8, True) != reference.generate(without, 8, True)
 
 
 def test_deepstack_changes_the_output(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = load(model_dir("qwen3_vl").resolve())
     inputs = reference.inputs(asking(picture(1), "What is it?"))
-    expected = reference.generate(inputs, 16, True)
+    expected = reference.generate(inputs, 8, True)
     assert len(reference.config.vision_config.deepstack_visual_indexes) == 2
     language_model = reference.model.model.language_model
     monkeypatch.setattr(language_model, "_deepstack_process", lambda hidden, *_: hidden)
-    assert reference.generate(inputs, 16, True) != expected
+    assert reference.generate(inputs, 8, True) != expected
 
 
 def test_the_sliding_window_changes_the_output(model_dir: ModelDir, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_cpu_warms_nothing_up(model_dir: ModelDir, monkeypatch: pytest.MonkeyP
     assert asked == []
 
 
-@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.slow), 32])
 def test_single_tokens_compile_nothing_on_a_cpu(
     block_size: int, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

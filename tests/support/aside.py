@@ -1,0 +1,86 @@
+"""Work in a process of its own, forked from one that has imported everything."""
+
+import ctypes
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.support.forked import context
+
+T = TypeVar("T")
+_LIMIT_S = 120.0
+_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+
+
+def aside(work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns there. `AssertionError` if it raises, with the traceback."""
+    reader, writer = context().Pipe(duplex=False)
+    process = context().Process(target=_send, args=(writer, work, arguments), daemon=True)
+    process.start()
+    writer.close()
+    try:
+        assert reader.poll(_LIMIT_S), "the process has not answered"
+        found, failed = reader.recv()
+    finally:
+        process.kill()
+        process.join()
+        reader.close()
+    assert not failed, failed
+    returned: T = found
+    return returned
+
+
+def _send(writer: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        writer.send((work(*arguments), ""))
+    except BaseException:
+        writer.send((None, traceback.format_exc()))
+
+
+def import_without(module: str, missing: str) -> bool:
+    """For `aside`: import a module of services anew where another cannot be imported; whether it
+    could."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("services", missing):
+            del sys.modules[name]
+    sys.modules[missing] = None  # type: ignore[assignment]
+    importlib.import_module(module)
+    return module in sys.modules and sys.modules[missing] is None
+
+
+def on_small_disk(folder: Path, size: str, work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns in a process that alone sees an empty file system of `size` in a folder;
+    skips the test where nobody may mount one."""
+    found = aside(_on_small_disk, folder, size, work, arguments)
+    if found is None:
+        pytest.skip("no mount of our own here")
+    returned: T = found[0]
+    return returned
+
+
+def _on_small_disk(
+    folder: Path, size: str, work: Callable[..., T], arguments: tuple[Any, ...]
+) -> tuple[T] | None:
+    return (work(*arguments),) if _mounted(folder, size) else None
+
+
+def _mounted(folder: Path, size: str) -> bool:
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_USER | _NEW_MOUNTS):
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    except OSError:
+        return False
+    given = (text.encode() for text in ("none", str(folder), "tmpfs"))
+    return not libc.mount(*given, ctypes.c_ulong(0), f"size={size}".encode())
