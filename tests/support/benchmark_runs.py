@@ -1,5 +1,7 @@
 """Runs of the serving benchmark against a server in the test's process."""
 
+import gc
+
 from benchmarks.serve.__main__ import benchmark
 from benchmarks.serve.args import Settings, parse
 from benchmarks.serve.report import Report
@@ -13,5 +15,8 @@ def settings(url: str, *argv: str) -> Settings:
 
 
 async def measure(server: FakeOpenAI, *argv: str) -> Report:
-    async with server.serve() as url:
-        return await benchmark(settings(url, *argv))
+    try:
+        async with server.serve() as url:
+            return await benchmark(settings(url, *argv))
+    finally:
+        gc.freeze()  # again, as tests/conftest.py does: a run lets go of all that was frozen

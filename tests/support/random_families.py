@@ -25,7 +25,7 @@ from tests.support.engines import run
 
 VOCABULARY = 128
 LARGEST = 8_000_000  # parameters: a family whose defaults lead to more is left out
-TOKENS = 12
+TOKENS = 8
 WINDOW = 8
 PROMPTS = (5, 19, 30)  # tokens: one within the window, two beyond it
 _SIZES = {

@@ -138,8 +138,8 @@ class PeerProcess:
 class Network:
     """A reader and a source that stay for all tests of a transport, and others that come and go."""
 
-    KV = 34 << 20
-    EC = 3_000_001
+    KV = 9 << 20
+    EC = 1_000_001
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

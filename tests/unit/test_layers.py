@@ -4,12 +4,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.syntax import ROOT, sources, uncollected
+
 Rooms = tuple[tuple[str, ...], ...]
 ROLES = ("encoder", "prefill", "decode", "pdfusion")
 
@@ -122,15 +123,16 @@ ENGINE = (
 OURS = (
     "protocol", "connectors", "services", "proxy", "benchmarks", "triptych", "tests", "scripts",
 )  # fmt: skip
-LIGHT = (
+LIGHT = (  # imported in this order: what is kept out of the first ones is in later ones
+    "services.engine.scheduling.generate_core", "services.engine.scheduling.encode_queue",
+    "services.master.__main__", "services.master.probing.client",
     "protocol.generate", "services.admission.queue", "services.frontend.render",
     "services.frontend.clips.child",
     "services.http.server", "proxy.__main__",
-    "services.worker.main", "services.master.__main__", "services.mock.main",
+    "services.worker.main", "services.mock.main",
     "benchmarks.simulate.simulation", "triptych.launch.serve",
     "services.engine.reports", "services.engine.scheduling.block_manager",
-    "services.engine.scheduling.embedding_cache", "services.engine.scheduling.encode_queue",
-    "services.engine.scheduling.generate_core", "services.engine.scheduling.image_prefetch",
+    "services.engine.scheduling.embedding_cache", "services.engine.scheduling.image_prefetch",
     "services.engine.scheduling.rates", "services.engine.scheduling.scheduler",
 )  # fmt: skip
 
@@ -140,10 +142,28 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def imports_of(path: Path) -> tuple[str, ...]:
-    """Read once for all checks. Only statements are looked into: no import is elsewhere."""
-    return tuple(_imports_in(ast.parse(path.read_text()), path))
+class Module(NamedTuple):
+    """What is asked about one of the project's modules."""
+
+    name: str
+    imports: tuple[str, ...]
+    mutable: tuple[str, ...]  # names of the module that hold what code could change
+
+
+Project = Mapping[str, Module]
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    """All modules by name, each parsed once for all checks."""
+    with uncollected():
+        return {module.name: module for module in map(read, sources())}
+
+
+def read(path: Path) -> Module:
+    """Only statements are looked into: no import is elsewhere."""
+    tree = ast.parse(path.read_text())
+    return Module(module_name(path), tuple(_imports_in(tree, path)), tuple(mutable_names(tree)))
 
 
 def _imports_in(parent: ast.AST, path: Path) -> Iterator[str]:
@@ -162,25 +182,20 @@ def layer_of(module: str) -> str | None:
     return max(fitting, key=len) if fitting else None
 
 
-@cache
-def sources() -> tuple[Path, ...]:
-    folders = [ROOT / name for name in ("protocol", "connectors", "services", "proxy", "triptych")]
-    return (
-        *(p for folder in folders for p in folder.rglob("*.py")),
-        *(ROOT / "benchmarks").rglob("*.py"),
-    )
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_downward(path: Path) -> None:
-    layer = layer_of(module_name(path))
-    if layer is None:
-        assert path.read_text().count("import") == 0, "code outside every layer"
-        return
-    for name in imports_of(path):
-        if name.split(".")[0] in OURS:
-            allowed = any(name == a or name.startswith(f"{a}.") for a in ALLOWED[layer])
-            assert allowed, f"{layer} must not import {name}"
+def test_imports_go_downward(project: Project) -> None:
+    wrong = []
+    for module in project.values():
+        layer = layer_of(module.name)
+        if layer is None:
+            assert not module.imports, f"{module.name}: code outside every layer"
+            continue
+        wrong += [
+            f"{module.name}, in {layer}, must not import {name}"
+            for name in module.imports
+            if name.split(".")[0] in OURS
+            and not any(name == a or name.startswith(f"{a}.") for a in ALLOWED[layer])
+        ]
+    assert len(project) > 500 and wrong == []
 
 
 def layer_in(rooms: Rooms, module: str) -> tuple[int, str]:
@@ -199,33 +214,32 @@ def layer_in(rooms: Rooms, module: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("package", "rooms"), [("services.engine", ENGINE), ("proxy", PROXY)], ids=["engine", "proxy"]
 )
-def test_a_package_has_layers_of_its_own(package: str, rooms: Rooms) -> None:
-    wrong = []
-    for path in (ROOT / package.replace(".", "/")).rglob("*.py"):
-        module = module_name(path)
-        if module == package:
-            continue
+def test_a_package_has_layers_of_its_own(package: str, rooms: Rooms, project: Project) -> None:
+    wrong, inside = [], [name for name in project if name.startswith(f"{package}.")]
+    for module in inside:
         level, name = layer_in(rooms, module)
-        for imported in imports_of(path):
+        for imported in project[module].imports:
             if imported.startswith(f"{package}.") and imported != f"{package}.__init__":
                 below, other = layer_in(rooms, imported)
                 if other != name and below >= level:
                     wrong.append(f"{module} must not import {imported}")
-    assert wrong == []
+    assert len(inside) > 50 and wrong == []
 
 
-def test_the_two_dialects_do_not_know_each_other() -> None:
-    for ours, theirs in (("tokens", "relay"), ("relay", "tokens")):
-        for path in (ROOT / "proxy" / ours).rglob("*.py"):
-            assert not [n for n in imports_of(path) if n.startswith(f"proxy.{theirs}")], path
+def test_the_two_dialects_do_not_know_each_other(project: Project) -> None:
+    dialects = ("proxy.tokens", "proxy.relay")
+    for ours, theirs in (dialects, dialects[::-1]):
+        inside = [m for name, m in project.items() if f"{name}.".startswith(f"{ours}.")]
+        assert inside
+        for module in inside:
+            assert not [n for n in module.imports if n.startswith(theirs)], module.name
 
 
-def imports_of_ours() -> dict[str, set[str]]:
+def imports_of_ours(project: Project) -> dict[str, set[str]]:
     """Module → modules of this project that it imports, under TYPE_CHECKING too."""
-    files = {module_name(path): path for path in sources()}
     return {
-        name: {found for n in imports_of(path) if (found := nearest(n, files)) not in ("", name)}
-        for name, path in files.items()
+        name: {found for n in module.imports if (found := nearest(n, project)) not in ("", name)}
+        for name, module in project.items()
     }
 
 
@@ -245,8 +259,8 @@ def circle(imports: Mapping[str, set[str]]) -> set[str]:
     return set(left)
 
 
-def test_no_import_circles() -> None:
-    assert circle(imports_of_ours()) == set()
+def test_no_import_circles(project: Project) -> None:
+    assert circle(imports_of_ours(project)) == set()
 
 
 def test_the_check_sees_a_circle() -> None:
@@ -261,46 +275,53 @@ def test_the_check_sees_a_forbidden_import() -> None:
     assert not any("services.worker".startswith(a) for a in ALLOWED["services.engine"])
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_starts_without_torch(module: str) -> None:
-    assert loaded_by(module) & {"torch", "transformers", "triton"} == set()
-
-
-def test_the_master_starts_without_an_http_client() -> None:
-    assert "aiohttp" not in loaded_by("services.master.__main__")
-    assert "aiohttp" in loaded_by("services.master.probing.client")
-
-
-@pytest.mark.parametrize("module", ["generate_core", "encode_queue"])
-def test_the_scheduling_core_has_no_sockets(module: str) -> None:
-    assert "zmq" not in loaded_by(f"services.engine.scheduling.{module}")
-
-
-@cache
-def loaded_by(module: str) -> frozenset[str]:
-    """All modules that are loaded once this one has been imported."""
-    code = f"import sys, {module}\nprint(*sys.modules)"
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """Module → all that is loaded once it, and those before it, have been imported by a process."""
+    code = "".join(f"import sys, {module}\nprint(*sys.modules)\n" for module in LIGHT)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    return frozenset(done.stdout.split())
+    return dict(zip(LIGHT, map(_words, done.stdout.splitlines()), strict=True))
 
 
-def test_no_module_level_mutable_state() -> None:
-    """Module-level names hold constants: no list, dict or set that code could change."""
-    found = []
-    for path in sources():
-        for node in ast.parse(path.read_text()).body:
-            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            targets = (
-                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            )
-            names = [target.id for target in targets if isinstance(target, ast.Name)]
-            if isinstance(value, ast.List | ast.Set | ast.ListComp) and names != ["__all__"]:
-                found.append(f"{path.relative_to(ROOT)}: {names}")
-            if isinstance(value, ast.Dict) and not all(
-                n.isupper() or n.strip("_").isupper() for n in names
-            ):
-                found.append(f"{path.relative_to(ROOT)}: {names}")
-    assert found == []
+def test_what_must_start_fast_starts_without_torch(loaded: dict[str, set[str]]) -> None:
+    heavy = {"torch", "transformers", "triton"}
+    assert {module: found & heavy for module, found in loaded.items() if found & heavy} == {}
+
+
+def test_the_master_starts_without_an_http_client(loaded: dict[str, set[str]]) -> None:
+    assert "aiohttp" not in loaded["services.master.__main__"]
+    assert "aiohttp" in loaded["services.master.probing.client"]
+
+
+@pytest.mark.parametrize("module", ["generate_core", "encode_queue"])
+def test_the_scheduling_core_has_no_sockets(module: str, loaded: dict[str, set[str]]) -> None:
+    assert "zmq" not in loaded[f"services.engine.scheduling.{module}"]
+    assert "zmq" in loaded["services.worker.main"]
+
+
+def _words(line: str) -> set[str]:
+    return set(line.split())
+
+
+def mutable_names(tree: ast.Module) -> Iterator[str]:
+    """Module-level names that hold a list, dict or set that code could change."""
+    for node in tree.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        constant = all(n.isupper() or n.strip("_").isupper() for n in names)
+        listed = isinstance(value, ast.List | ast.Set | ast.ListComp) and names != ["__all__"]
+        if listed or (isinstance(value, ast.Dict) and not constant):
+            yield ", ".join(names)
+
+
+def test_no_module_level_mutable_state(project: Project) -> None:
+    assert {name: module.mutable for name, module in project.items() if module.mutable} == {}
+
+
+def test_the_check_sees_mutable_state() -> None:
+    text = "A = {1: 2}\nb = {1: 2}\nC = [1]\n__all__ = ['A']\nD = (1,)\ne: set[int] = {1}\n"
+    assert [*mutable_names(ast.parse(text))] == ["b", "C", "e"]

@@ -3,9 +3,9 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.syntax import ROOT, uncollected
+
 LEAST_LINES = 4  # a shorter helper is as well written twice
 
 
@@ -32,9 +32,10 @@ def helpers_of(source: str) -> Iterator[tuple[str, str]]:
 
 def test_no_helper_stands_in_two_files() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for body, name in helpers_of(path.read_text()):
-            places[body].append(f"{path.relative_to(ROOT)}: {name}")
+    with uncollected():
+        for path in sorted((ROOT / "tests").rglob("*.py")):
+            for body, name in helpers_of(path.read_text()):
+                places[body].append(f"{path.relative_to(ROOT)}: {name}")
     assert [found for found in places.values() if len(found) > 1] == []
 
 

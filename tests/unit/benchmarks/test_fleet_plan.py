@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,8 @@ from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.profile import calibrated
-from benchmarks.simulate.records import Shape
+from benchmarks.simulate.records import Shape, Span
+from benchmarks.simulate.study_results import Case
 from protocol.fleet_key import HEADER, FleetKey
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Rates, WorkerView
 
@@ -55,8 +57,13 @@ class KnownTotals(Known):
         return replace(OUTCOME, attained=float(contender.shape.total >= self.needed))
 
 
+@cache
+def pictures() -> Case:
+    return case("pictures", calibrated(), 16)
+
+
 def planner(rate: float = 20.0, most: int = 64, **costs: float) -> Planner:
-    made = case("pictures", calibrated(), 16)
+    made = pictures()
     prices = {"encode": 1.0, "prefill": 1.0, "decode": 1.0, "any": 1.0} | costs
     return Planner(Known(made, calibrated()), rate, 0.9, prices, [1, 2], most, lambda trial: None)
 
@@ -277,7 +284,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Short runs: what is planned is of no interest."""
 
     def shorten() -> None:
-        monkeypatch.setattr("benchmarks.simulate.cases._LEAST_REQUESTS", 40)
+        monkeypatch.setattr("benchmarks.simulate.cases._LEAST_REQUESTS", 20)
+        monkeypatch.setattr("benchmarks.simulate.cases._WARM_S", 1.0)
+        monkeypatch.setattr("benchmarks.simulate.cases.Span", partial(Span, lifetimes=2.0))
+        monkeypatch.setattr("benchmarks.plan.__main__.LOADS", (0.5, 1.0, 1.5))
 
     return shorten
 

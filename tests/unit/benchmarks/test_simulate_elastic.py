@@ -48,7 +48,7 @@ def test_workers_move_and_every_request_ends(plan: Plan) -> None:
 
 
 def test_the_same_seed_gives_the_same_day(plan: Plan) -> None:
-    short = replace(plan, length=40.0)
+    short = replace(plan, length=20.0)
     first, again = (run(short, "any", Shape(1, 1, 2), elastic=True, moves=True) for _ in range(2))
     assert first == again
     assert "| any | 1E1P2D |" in table(short, [first])

@@ -1,20 +1,21 @@
 """Shared storage that is damaged or full."""
 
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from blake3 import blake3
 
+from connectors.base import EC_TENSOR, Entry
+from connectors.ec.arena import ArenaEC
 from connectors.tiers.files import disk_bytes
 from connectors.transports.files import FilesTransport
 from protocol.errors import TransferError
-from tests.support.links import linked
-
-ROOT = Path(__file__).parents[3]
+from tests.support.aside import on_small_disk
+from tests.support.links import Link, linked
 
 
 def damage(path: Path, how: str) -> None:
@@ -53,49 +54,32 @@ def test_a_region_in_a_folder_that_cannot_be_looked_at_is_a_failed_handshake(
     transport.close()
 
 
-FULL = """
-import os
-import sys
-from pathlib import Path
-from connectors.base import EC_TENSOR, Entry
-from protocol.errors import TransferError
-from tests.support.links import Link
-import torch
-
-del os.memfd_create
-link = Link("shm", Path(sys.argv[1]) / "shm")
-ec = link.producer.ec
-large = {EC_TENSOR: torch.zeros(60, 64)}
-held = {}
-try:
-    for name in "abcd":
-        held[name] = ec.offer(name, Entry(large, ("r",)))
-    print("the disk takes everything")
-except TransferError as error:
-    print("refused:", error.message)
-for name, params in held.items():
-    link.consumer.ec.release(name, params, "r")
-link.until(lambda: ec.clear() or not ec.store.size)
-link.works()
-link.close()
-print("went on")
-"""
+def fill(folder: Path) -> str:
+    """What was refused and why. Without memfd regions are files in TMPDIR, which is `folder`."""
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    del os.memfd_create
+    link = Link("shm", folder / "shm")
+    ec = link.producer.ec
+    assert isinstance(ec, ArenaEC)
+    large = {EC_TENSOR: torch.zeros(60, 64)}
+    held, refused = {}, "nothing"
+    try:
+        for name in "abcd":
+            held[name] = ec.offer(name, Entry(large, ("r",)))
+    except TransferError as error:
+        refused = error.message
+    for name, params in held.items():
+        link.consumer.ec.release(name, params, "r")
+    link.until(lambda: ec.clear() or not ec.store.size)
+    link.works()
+    link.close()
+    return refused
 
 
 def test_a_full_file_system_fails_one_entry_only(tmp_path: Path) -> None:
-    """Without memfd regions are files in TMPDIR: a tmpfs with room for the pools and most of an
-    embedding store."""
-    mount = f"mount -t tmpfs -o size=72k none {tmp_path} && exec {sys.executable} - {tmp_path}"
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        input=FULL, capture_output=True, text=True, timeout=120, cwd=ROOT,
-    )  # fmt: skip
-    if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("no mount of our own here")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused: shm: cannot allocate"), done.stdout
-    assert done.stdout.endswith("went on\n")
+    """A tmpfs with room for the pools and most of an embedding store."""
+    refused = on_small_disk(tmp_path, "72k", fill, tmp_path)
+    assert refused.startswith("shm: cannot allocate"), refused
 
 
 @pytest.mark.parametrize(("block", "taken"), [(1, 4096), (4064, 4096), (4065, 8192), (9000, 12288)])

@@ -1,7 +1,6 @@
 """Embeddings on shared storage that is damaged, full, or left by a dead instance."""
 
 import errno
-import multiprocessing
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from connectors.ec.files import FILE_NAME
 from connectors.ec.lease_files import LeaseFiles
 from protocol.errors import InvalidRequest, TransferError
 from tests.support.ec_folders import arrived, die_holding, entry, store
-from tests.support.forked import killed
+from tests.support.forked import context, killed
 from tests.support.shortage import no_files_left
 
 
@@ -232,8 +231,7 @@ def _write_often(root: Path, times: int) -> None:
 
 def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
     """A reader sees the right bytes or no file, never half of one."""
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_often, args=(tmp_path, 150)) for _ in range(3)]
+    writers = [context().Process(target=_write_often, args=(tmp_path, 60)) for _ in range(3)]
     for writer in writers:
         writer.start()
     reader, seen, wanted = store(tmp_path, load_s=0.02), 0, entry(1).tensors["ec_cache"]

@@ -56,7 +56,7 @@ def scattered(blocks: int) -> Ranges:
     [
         whole(Network.KV),
         scattered(5),
-        scattered(512),
+        scattered(128),
         [[i * BLOCK, (i + 3) * BLOCK, BLOCK] for i in range(8)],
         [[1, 7, 1], [4097, 12_289, 65_537], [Network.KV - 3, 3, 3], [5, Network.KV - 1, 1]],
     ],
@@ -141,8 +141,8 @@ def test_disconnected_peer_can_come_back(network: Network, reader: PeerProcess) 
             reader.call("read", peer="source", region="kv", ranges=whole(8))
         reader.join(network.source, "kv")
         reader.fetch(network.source, "kv", whole(BLOCK))
-    reader.fetch(network.source, "kv", scattered(512))
-    assert reader.wrong("kv", (1, [*whole(BLOCK), *scattered(512)])) == 0
+    reader.fetch(network.source, "kv", scattered(128))
+    assert reader.wrong("kv", (1, [*whole(BLOCK), *scattered(128)])) == 0
 
 
 def test_peers_that_read_each_other(network: Network, reader: PeerProcess) -> None:
@@ -196,13 +196,16 @@ def test_peer_that_dies_while_it_is_read(network: Network, reader: PeerProcess) 
 
 def ends_in_time(network: Network, victim: PeerProcess, ranges: Ranges, reads_s: float) -> None:
     """Reads of a process that is killed after `reads_s` fail soon, unless its memory is left."""
-    hammer_s = 1.0 if network.kind.outlives else 2 * BOUND_S
-    network.reader.send("hammer", peer="victim", region="kv", ranges=ranges, timeout_s=hammer_s)
+    outlives = network.kind.outlives
+    hammer_s = 2 * reads_s if outlives else 2 * BOUND_S
+    network.reader.send(
+        "hammer", peer="victim", region="kv", ranges=ranges, timeout_s=hammer_s, least=3
+    )
     if reads_s:
         time.sleep(reads_s)
         network.kill(victim)
     killed = time.monotonic()
-    if network.kind.outlives:
+    if outlives:
         assert network.reader.receive() > 0
     else:
         with pytest.raises(TransferError):
@@ -216,7 +219,7 @@ def ends_in_time(network: Network, victim: PeerProcess, ranges: Ranges, reads_s:
 def test_cancelled_read_settles(network: Network, reader: PeerProcess) -> None:
     transfers = []
     for _ in range(4):
-        transfer = reader.call("read", peer="source", region="kv", ranges=scattered(512))
+        transfer = reader.call("read", peer="source", region="kv", ranges=scattered(128))
         reader.call("cancel", transfer=transfer)
         transfers.append(transfer)
     assert reader.call("settle", transfers=transfers, timeout_s=BOUND_S)

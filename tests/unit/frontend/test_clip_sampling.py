@@ -26,7 +26,7 @@ def check(found: Sampled, truth: Any) -> None:
     assert found.seconds_between(clip_of(total, truth.fps), 2) == 2 / truth.sampled_fps
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(2, 20_000), RATES, st.floats(0.1, 30), st.integers(2, 60), st.integers(2, 768))
 @example(100, 25.0, 2.0, 4, 768)
 @example(3, 25.0, 2.0, 4, 768)
@@ -37,7 +37,7 @@ def test_frames_a_second(total: int, rate: float, fps: float, least: int, most: 
     check(sampled(clip_of(total, rate), asked, 2), truth)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.integers(2, 20_000), RATES, st.integers(2, 768))
 def test_a_number_of_frames(total: int, rate: float, number: int) -> None:
     """Where there are fewer, transformers refuses the clip."""
@@ -55,7 +55,7 @@ def test_a_clip_of_hardly_any_frames(asked: FrameSampling, total: int, count: in
     assert (found.count, found.step) == (count, total / count)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(1, 20_000), RATES, st.floats(0.1, 30), st.integers(1, 60), st.integers(1, 768))
 @example(100, 25.0, 2.0, 4, 768)
 @example(3, 25.0, 2.0, 4, 768)

@@ -56,7 +56,7 @@ def llava(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_llava_counts_are_those_of_transformers(llava: Path) -> None:
     family, processor = family_in(llava), AutoImageProcessor.from_pretrained(llava)
 
-    @settings(max_examples=600, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(SIDES, SIDES)
     @example(1, 1)
     @example(1, 6000)
@@ -99,7 +99,7 @@ def test_internvl_counts_are_those_of_transformers(most: int, tmp_path: Path) ->
     (model / "preprocessor_config.json").write_text(json.dumps({**options, "max_patches": most}))
     family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
 
-    @settings(max_examples=600, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(SIDES, SIDES)
     @example(1, 6000)
     @example(56, 56)
@@ -135,7 +135,7 @@ def test_mistral3_grids_are_those_of_transformers(size: dict[str, int], tmp_path
     edge = size.get("longest_edge")
     most = (edge, edge) if edge else (size["height"], size["width"])
 
-    @settings(max_examples=600, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(SIDES, SIDES)
     @example(1, 112)
     @example(1, 6000)
@@ -178,7 +178,7 @@ def test_mistral3_refuses_contradictions(tmp_path: Path) -> None:
 def test_gemma4_grids_are_those_of_transformers(most: int, tmp_path: Path) -> None:
     family = family_in(write_model("gemma4", tmp_path), max_soft_tokens=most)
 
-    @settings(max_examples=600, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(SIDES, SIDES)
     @example(1, 6000)
     @example(6000, 1)
@@ -231,7 +231,7 @@ def test_smolvlm_tiles_are_those_of_transformers(options: dict[str, Any], tmp_pa
     for name, value in options.items():
         setattr(processor, name, value)
 
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=100, deadline=None, database=None)
     @given(SIDES, SIDES)
     @example(1, 6000)
     @example(6000, 1)

@@ -123,7 +123,7 @@ def check(family: str, front: Frontend, conversation: Conversation) -> None:
 @pytest.mark.parametrize("family", SPECIAL)
 def test_special_tokens_of_clients_stay_text(family: str, frontends: dict[str, Frontend]) -> None:
     @settings(
-        max_examples=250,
+        max_examples=60,
         deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow],
@@ -142,7 +142,7 @@ def test_special_tokens_of_clients_stay_text(family: str, frontends: dict[str, F
     run()
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.text(alphabet="ab <>|[]&é\n{}#.", max_size=60))
 def test_other_text_passes_untouched(text: str) -> None:
     marker = Guard(["<|im_end|>", "<image>", "[INST]"]).marker([text])

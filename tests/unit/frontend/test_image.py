@@ -179,7 +179,7 @@ PNG = saved(gradient("P", 24, 24), "PNG")
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.sampled_from([JPEG, PNG]), st.data())
 def test_damaged_bytes_give_a_picture_or_a_clear_error(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)

@@ -123,7 +123,7 @@ JSON = st.recursive(
 FIELDS = ("messages", "model", "stop", "n", "tools", "logit_bias", "max_tokens", "stream_options")
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_any_json_gives_a_request_or_a_clear_error(fields: dict[str, Any]) -> None:
     try:
@@ -132,7 +132,7 @@ def test_any_json_gives_a_request_or_a_clear_error(fields: dict[str, Any]) -> No
         assert error.status == 400 and error.message
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_request_or_a_clear_error(body: bytes) -> None:
     with pytest.raises(InvalidRequest):

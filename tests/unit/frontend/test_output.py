@@ -33,7 +33,7 @@ def cut(tokens: list[int], sizes: list[int]) -> list[list[int]]:
 def test_text_is_that_of_the_whole(tokenizer: Tokenizer) -> None:
     stops = st.lists(st.sampled_from(["e", "ed c", "cat", "\n", "é", "xyz", "s a"]), max_size=3)
 
-    @settings(max_examples=400, deadline=None, database=None)
+    @settings(max_examples=130, deadline=None, database=None)
     @given(
         st.lists(st.integers(0, tokenizer.size - 1), max_size=30),
         st.lists(st.integers(0, 5), max_size=10),

@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(st.text("abc", max_size=5), max_size=8)
 
 
-@settings(max_examples=600, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(PIECES, STOPS, st.booleans(), st.integers(0, 3))
 def test_stop_strings_do_not_depend_on_how_text_is_cut(
     pieces: list[str], stops: list[str], include: bool, unarmed: int

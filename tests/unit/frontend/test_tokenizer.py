@@ -105,7 +105,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
 def test_streamed_text_is_the_text_of_the_whole(root: Path) -> None:
     tokenizer = load("qwen3", root)
 
-    @settings(max_examples=400, deadline=None, database=None)
+    @settings(max_examples=130, deadline=None, database=None)
     @given(st.lists(st.integers(0, tokenizer.size + 3), max_size=40), st.booleans())
     def check(ids: list[int], skip: bool) -> None:
         whole = tokenizer.decode(ids, skip_special_tokens=skip)
@@ -115,7 +115,7 @@ def test_streamed_text_is_the_text_of_the_whole(root: Path) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 def test_streamed_text_survives(text: str) -> None:
     tokenizer = byte_tokenizer()
     assert streamed(tokenizer, tokenizer.encode(text), True) == text.rstrip(BROKEN)

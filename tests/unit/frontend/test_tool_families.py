@@ -208,7 +208,7 @@ WHOLE = st.sampled_from([text for _, text, _ in CASES])
     st.lists(st.integers(0, 300), max_size=12),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=130)
 def test_pieces_do_not_matter(
     name: str, fragments: list[str], cuts: list[int], inside: bool
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.conftest import ModelDir
 from tests.support import tiny_models
 from tests.support.chat_templates import TEMPLATES
 from tests.support.clients import openai_messages
@@ -69,8 +70,8 @@ def for_transformers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    model = tiny_models.build(family, tmp_path)
+def test_token_ids_are_those_of_transformers(family: str, model_dir: ModelDir) -> None:
+    model = model_dir(family)
     front, reference = frontend(model), load_reference(model)
     for messages in conversation(family in tiny_models.VISION_FAMILIES):
         expected = reference.inputs(for_transformers(messages))
@@ -82,9 +83,9 @@ def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", ""])
-def test_token_ids_of_clips_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_token_ids_of_clips_are_those_of_transformers(family: str, model_dir: ModelDir) -> None:
     """The demo model's directory has no file for clips: they are processed as pictures are."""
-    model = tiny_models.build(family, tmp_path) if family else DEMO
+    model = model_dir(family) if family else DEMO
     if not (model / "tokenizer.json").exists():
         pytest.skip("the demo model is not there")
     front, reference = frontend(model), load_reference(model)

@@ -9,7 +9,7 @@ names = st.sampled_from([f"w{i}" for i in range(6)])
 steps = st.lists(st.tuples(st.sampled_from(["note", "drop", "ask"]), names), max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps)
 def test_changes_since_a_version_lead_to_the_whole(found: list[tuple[str, str]]) -> None:
     changelog, there = Changelog(), dict[str, int]()

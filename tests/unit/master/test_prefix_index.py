@@ -52,7 +52,7 @@ def prefix_of(model: Model, slot: int, prompt: list[int]) -> int:
     return n
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(steps, max_size=60), keys)
 def test_the_index_equals_a_brute_force_model(
     events: list[tuple[str, int, list[int]]], prompt: list[int]
@@ -82,7 +82,7 @@ stretches = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(stretches, stretches, stretches, st.integers(0, 10))
 def test_what_lies_below_continues_a_prefix(
     pool: list[tuple[str, int, list[int]]],
@@ -109,7 +109,7 @@ def test_what_lies_below_continues_a_prefix(
 slots = st.one_of(st.integers(0, 40), st.sampled_from([9_999, (1 << 20) - 2, (1 << 20) - 1]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([True] * 4 + [False]), slots), max_size=80))
 def test_sets_of_any_size_are_what_was_put_in(changes: list[tuple[bool, int]]) -> None:
     code, model = 0, set[int]()

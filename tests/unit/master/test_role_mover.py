@@ -147,10 +147,10 @@ def test_no_worker_moves_under_a_steady_load_however_high() -> None:
                             rates=RATES)  # fmt: skip
             return Load(queued=2, queued_tokens=int(2000 * workers), rates=RATES)
 
-        run(made, 0.0, 120.0, load)
+        run(made, 0.0, 60.0, load)
         settled = moves(made)
-        made.registry.fleets["m"].media_at = 120e3
-        run(made, 120.0, 240.0, load)
+        made.registry.fleets["m"].media_at = 60e3
+        run(made, 60.0, 120.0, load)
         assert moves(made) - settled <= 1, (total, shares, split(made))
 
 

@@ -21,7 +21,7 @@ LARGEST = MasterConfig(refuse_first="largest", **OBJECTIVES)
 def overloaded(refuse_first: str, times: float = 3.0) -> VirtualFleet:
     """Prompts of 1,000 and of 2,000 tokens, three times as many as two prefill workers can do."""
     fleet = VirtualFleet(2, 2, 3, refuse_first=refuse_first, **OBJECTIVES)
-    fleet.run(times * 13.0, 40.0, 60)
+    fleet.run(times * 13.0, 20.0, 60)
     return fleet
 
 

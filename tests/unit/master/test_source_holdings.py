@@ -24,7 +24,7 @@ keys = st.lists(st.integers(0, 12), max_size=5)
 steps = st.lists(st.tuples(st.sampled_from(["add", "remove", "drop"]), st.integers(0, 2), keys))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps)
 def test_a_worker_holds_what_any_of_its_sources_holds(
     found: list[tuple[str, int, list[int]]],

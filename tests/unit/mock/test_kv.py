@@ -84,7 +84,7 @@ def test_prompts_at_once_wait_for_their_turns(host_ms: float, requests: int) -> 
     assert max(used) <= 60 + 12, "half of the pool, and one that runs"
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.booleans()), max_size=12),
     st.integers(4, 9), st.integers(1, 4), st.integers(0, 4), st.floats(0.0, 30.0),

@@ -62,7 +62,7 @@ def hand_over(run: Run, prefill: Engine, decode: Engine, number: int, what: Aske
         run.fleet.add(stage, request)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests=REQUESTS, steps=st.sampled_from([1, 3, 1 << 20]), tiers=TIERS)
 @example(requests=[(24, 9, 0, True, True, 0)] * 12, steps=1, tiers={})
 def test_all_handed_over_requests_end_with_their_tokens(
@@ -88,7 +88,7 @@ def test_all_handed_over_requests_end_with_their_tokens(
     assert decode.core.transfers.fetched + decode.core.transfers.failed == len(requests)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     requests=REQUESTS, gone=st.lists(st.integers(0, 11), max_size=6), dies=st.booleans(),
     tiers=TIERS,

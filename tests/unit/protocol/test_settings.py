@@ -23,13 +23,12 @@ from triptych.launch.options import ServeConfig
 ROLES: tuple[type[Any], ...] = (
     ProxyConfig, MasterConfig, WorkerConfig, MockConfig, ServeConfig,
 )  # fmt: skip
-OPTIONS = [
-    pytest.param(
-        get_type_hints(role)[field.name], rule_of(field), id=f"{role.__name__}-{field.name}"
-    )
-    for role in ROLES
-    for field in dataclasses.fields(role)
-]
+Option = tuple[str, type, Rule]
+
+
+def options(role: type[Any]) -> list[Option]:
+    kinds = get_type_hints(role)
+    return [(field.name, kinds[field.name], rule_of(field)) for field in dataclasses.fields(role)]
 
 
 @dataclass(frozen=True)
@@ -50,35 +49,40 @@ def message(argv: list[str], environ: dict[str, str] | None = None) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
-def test_every_number_has_bounds_and_a_unit_and_every_text_says_what_it_is(
-    kind: type, rule: Rule
-) -> None:
+def bounded(option: Option) -> bool:
+    _, kind, rule = option
     if kind in (int, float):
-        assert rule.bounded and rule.unit
-    elif kind is str:
-        assert rule.choices or rule.unit
-    else:
-        assert kind is bool
+        return bool(rule.bounded and rule.unit)
+    return bool(rule.choices or rule.unit) if kind is str else kind is bool
 
 
-@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
-def test_every_option_is_explained_in_a_sentence(kind: type, rule: Rule) -> None:
-    assert rule.help.endswith(".") and len(rule.help.split()) >= 3
-    assert rule.help[0].isupper() or ": " in rule.help[:16]
+@pytest.mark.parametrize("role", ROLES)
+def test_every_number_has_bounds_and_a_unit_and_every_text_says_what_it_is(role: type[Any]) -> None:
+    assert [option for option in options(role) if not bounded(option)] == []
 
 
-@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
-def test_a_usage_line_has_a_short_noun_or_few_choices_for_a_value(kind: type, rule: Rule) -> None:
-    if kind is not bool:
-        noun = re.fullmatch(r"[A-Za-z]+([_=|/][A-Z]+)?", rule.metavar)
-        assert len(rule.metavar) <= (16 if noun else 40), rule.metavar
-        assert noun or rule.metavar == "|".join(rule.choices)
+@pytest.mark.parametrize("role", ROLES)
+def test_every_option_is_explained_in_a_sentence(role: type[Any]) -> None:
+    for name, _, rule in options(role):
+        assert rule.help.endswith(".") and len(rule.help.split()) >= 3, name
+        assert rule.help[0].isupper() or ": " in rule.help[:16], name
 
 
-@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
-def test_a_pattern_has_words_for_its_error(kind: type, rule: Rule) -> None:
-    assert bool(rule.form) == (rule.pattern is not None)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_usage_line_has_a_short_noun_or_few_choices_for_a_value(role: type[Any]) -> None:
+    for name, kind, rule in options(role):
+        if kind is not bool:
+            noun = re.fullmatch(r"[A-Za-z]+([_=|/][A-Z]+)?", rule.metavar)
+            assert len(rule.metavar) <= (16 if noun else 40), (name, rule.metavar)
+            assert noun or rule.metavar == "|".join(rule.choices), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_pattern_has_words_for_its_error(role: type[Any]) -> None:
+    found = [
+        name for name, _, rule in options(role) if bool(rule.form) != (rule.pattern is not None)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize("role", ROLES)

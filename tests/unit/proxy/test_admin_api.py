@@ -113,34 +113,35 @@ async def test_without_a_key_no_client_may() -> None:
             assert (await call(proxy, "GET", "/instances", headers=given))[0] == 401
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (named(DEAD, "master"), "role"),
-        ({"url": DEAD}, "role"),
-        ({"role": "decode"}, "url"),
-        *((named(url), "url") for url in ("ftp://a", "http://", "http://a b", "http://a:99999",
-                                          "http://a?b=c", "http://a;b:1", "http://a@b@c/", "http://a@b/",
-                                          "http://" + "a" * 70, "http://a\n")),
-        ({**named(DEAD), "dp_size": 0}, "dp_size"),
-        *(({**named(DEAD), **more}, "ec_zmq_addrs") for more in (
-            {"ec_zmq_addrs": CONSUMERS}, {"ec_zmq_addrs": CONSUMERS, "dp_size": 3},
-            {"ec_zmq_addrs": ["http://a:1"]}, {"ec_zmq_addrs": ["tcp://a"]},
-            {"ec_zmq_addrs": ["tcp://a:0"]}, {"ec_zmq_addrs": ["tcp://a:0;b:1"]}, {"ec_zmq_addrs": ["tcp://a\r\nb:1"]})),
-        ({**named(DEAD, "encode"), "ec_zmq_addrs": ["tcp://a:1"]}, "ec_zmq_addrs"),
-        (b"{", None),
-        (b'{"role": "\xff"}', None),
-        (b'{"x":' * 100_000, None),
-        (b"[]", None),
-    ],
-)  # fmt: skip
-async def test_what_is_no_worker_is_refused(body: Any, field: str | None) -> None:
+# What is no worker, and the field that says so.
+WRONG: list[tuple[Any, str | None]] = [
+    (named(DEAD, "master"), "role"),
+    ({"url": DEAD}, "role"),
+    ({"role": "decode"}, "url"),
+    *((named(url), "url") for url in ("ftp://a", "http://", "http://a b", "http://a:99999",
+                                      "http://a?b=c", "http://a;b:1", "http://a@b@c/", "http://a@b/",
+                                      "http://" + "a" * 70, "http://a\n")),
+    ({**named(DEAD), "dp_size": 0}, "dp_size"),
+    *(({**named(DEAD), **more}, "ec_zmq_addrs") for more in (
+        {"ec_zmq_addrs": CONSUMERS}, {"ec_zmq_addrs": CONSUMERS, "dp_size": 3},
+        {"ec_zmq_addrs": ["http://a:1"]}, {"ec_zmq_addrs": ["tcp://a"]},
+        {"ec_zmq_addrs": ["tcp://a:0"]}, {"ec_zmq_addrs": ["tcp://a:0;b:1"]}, {"ec_zmq_addrs": ["tcp://a\r\nb:1"]})),
+    ({**named(DEAD, "encode"), "ec_zmq_addrs": ["tcp://a:1"]}, "ec_zmq_addrs"),
+    (b"{", None),
+    (b'{"role": "\xff"}', None),
+    (b'{"x":' * 100_000, None),
+    (b"[]", None),
+]  # fmt: skip
+
+
+async def test_what_is_no_worker_is_refused() -> None:
     async with relaying("D", "--admin-api-key", "secret") as proxy:
         before = await listed(proxy)
-        for method in ("POST", "DELETE"):
-            status, answer = await call(proxy, method, "/instances", body)
-            assert (status, answer["error"]["param"]) == (400, field)
-        assert await listed(proxy) == before
+        for body, field in WRONG:
+            for method in ("POST", "DELETE"):
+                status, answer = await call(proxy, method, "/instances", body)
+                assert (status, answer["error"]["param"]) == (400, field), (method, body)
+            assert await listed(proxy) == before, body
 
 
 async def test_with_a_master_the_master_is_the_place() -> None:

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
@@ -38,6 +38,7 @@ def body_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(0, 250), max_size=10))
 def test_a_request_is_the_same_however_it_is_cut(name: str, cuts: list[int]) -> None:
     data, _ = REQUESTS[name]

@@ -115,48 +115,56 @@ POOLED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", GENERATED)
 @pytest.mark.parametrize(
     ("name", "model"),
     [("pictures", "pictures"), ("eyes", "pictures"), ("text", "text"), ("lora", "text")],
 )
-async def test_a_request_goes_to_its_model(path: str, name: str, model: str, site: Site) -> None:
-    for _ in range(3):
-        status, answer = await site.ask(path, {**GENERATED[path], "model": name})
-        assert status == 200, answer
-        assert answer["model"] == name
-    assert site.asked == [model]
+async def test_a_request_goes_to_its_model(name: str, model: str, site: Site) -> None:
+    calls = site.workers[model].calls
+    for path, body in GENERATED.items():
+        already = len(calls)
+        for _ in range(3):
+            status, answer = await site.ask(path, {**body, "model": name})
+            assert status == 200, (path, answer)
+            assert answer["model"] == name, path
+            assert site.asked == [model], path
+        assert len(calls) >= already + 3, path
     (told,) = {call.model for call in site.workers[model].calls}
     assert told == ("lora" if name == "lora" else ""), "workers may call the model otherwise"
 
 
-@pytest.mark.parametrize("path", [p for p in GENERATED if p != "/v1/messages"])
-async def test_without_a_name_the_first_model_is_meant(path: str, site: Site) -> None:
-    status, answer = await site.ask(path, GENERATED[path])
-    assert (status, answer["model"], site.asked) == (200, "pictures", ["pictures"])
+async def test_without_a_name_the_first_model_is_meant(site: Site) -> None:
+    for path, body in GENERATED.items():
+        if path != "/v1/messages":
+            status, answer = await site.ask(path, body)
+            found = (path, status, answer["model"], site.asked)
+            assert found == (path, 200, "pictures", ["pictures"])
 
 
-@pytest.mark.parametrize("path", POOLED)
-async def test_vectors_are_asked_of_the_model_that_has_them(path: str, site: Site) -> None:
-    status, answer = await site.ask(path, {**POOLED[path], "model": "vectors"})
-    assert status == 200, answer
-    assert site.asked == ["vectors"]
-    status, answer = await site.ask(path, {**POOLED[path], "model": "text"})
-    assert (status, answer["error"]["code"]) == (400, "unsupported_task")
+async def test_vectors_are_asked_of_the_model_that_has_them(site: Site) -> None:
+    calls = site.workers["vectors"].calls
+    for path, body in POOLED.items():
+        already = len(calls)
+        status, answer = await site.ask(path, {**body, "model": "vectors"})
+        assert status == 200, (path, answer)
+        assert site.asked == ["vectors"] and len(calls) > already, path
+        status, answer = await site.ask(path, {**body, "model": "text"})
+        assert (path, status, answer["error"]["code"]) == (path, 400, "unsupported_task")
     status, answer = await site.ask("/v1/chat/completions", {**CHAT, "model": "vectors"})
     assert (status, answer["error"]["code"]) == (400, "unsupported_task")
     assert site.asked == ["vectors"]
 
 
-@pytest.mark.parametrize("path", [*GENERATED, *RENDERED, *POOLED, "/classify"])
-async def test_a_name_of_no_model_is_not_found(path: str, site: Site) -> None:
+async def test_a_name_of_no_model_is_not_found(site: Site) -> None:
     bodies = {**GENERATED, **RENDERED, **POOLED, "/classify": {"input": "Hello"}}
-    status, answer = await site.ask(path, {**bodies[path], "model": "other"})
-    assert status == 404, answer
-    if path.startswith("/v1/messages"):
-        assert answer["error"]["type"] == "not_found_error"
-    else:
-        assert (answer["error"]["code"], answer["error"]["param"]) == ("model_not_found", "model")
+    for path, body in bodies.items():
+        status, answer = await site.ask(path, {**body, "model": "other"})
+        assert status == 404, (path, answer)
+        error = answer["error"]
+        if path.startswith("/v1/messages"):
+            assert error["type"] == "not_found_error", path
+        else:
+            assert (error["code"], error["param"]) == ("model_not_found", "model"), path
     assert not site.asked
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from triptych.launch.plan import LOOPBACK
 ROLES = ("encode", "prefill", "decode")
 
 
+@cache
 def found() -> dict[str, Container]:
     return {each.name: each for each in containers("dns", {"MEMORY_D": "0.5"}, DNS_FILE)}
 

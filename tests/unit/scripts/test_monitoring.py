@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from scripts.dashboards import DASHBOARDS, FOLDER
 from scripts.grafana import render
 from scripts.references import metrics_page
+from tests.support.syntax import parsed_file, uncollected
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -26,6 +28,7 @@ promtool = pytest.mark.skipif(
 )
 
 
+@cache
 def documented() -> dict[str, str]:
     """Name and kind of each metric."""
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \|", metrics_page(), re.MULTILINE)
@@ -36,6 +39,7 @@ def documented() -> dict[str, str]:
     }
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     whole = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text())
     return [rule for group in whole["groups"] for rule in group["rules"]]
@@ -106,16 +110,18 @@ def codes_with_status() -> set[tuple[str, int]]:
     """Each code that an error class has, or that one is raised with."""
     classes: dict[str, ast.ClassDef] = {}
     raised: list[tuple[str, str]] = []
-    for folder in ("protocol", "connectors", "proxy", "services"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    classes.setdefault(node.name, node)
-                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    raised += [
-                        (str(word.value.value), node.func.id) for word in node.keywords
-                        if word.arg == "code" and isinstance(word.value, ast.Constant)
-                    ]  # fmt: skip
+    folders = ("protocol", "connectors", "proxy", "services")
+    with uncollected():
+        files = [parsed_file(p) for folder in folders for p in (ROOT / folder).rglob("*.py")]
+        for node in (node for file in files for node in file.nodes):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, node)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                raised += [
+                    (str(word.value.value), node.func.id) for word in node.keywords
+                    if word.arg == "code" and isinstance(word.value, ast.Constant)
+                ]  # fmt: skip
+        del files
 
     def own(name: str, member: str) -> Any:
         """Of a class or the first of its bases that has it; None outside of the error tree."""

@@ -1,28 +1,17 @@
-"""An object gets what it calls back when it is made: no code puts a callback into it afterwards,
-but by the few methods that `COLLECTING` names.
+"""Which code puts a callback into an object that exists already.
 
 Found by names, as far as that goes: what is declared as `Callable`, and what is defined with `def`.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pytest
+from tests.support.syntax import Source
 
-from tests.unit.test_layers import ROOT, sources
-
+Sources = Sequence[Source]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAKING = ("__init__", "__post_init__", "__new__")
-COLLECTING = {
-    "BodyTurns.wait": "a body comes long after the turns are made, and waits once",
-    "Beginnings.wait": "the same, by caller",
-    "Roster.subscribe": "an observer is made of the fleet that it observes, and there are several",
-    "SideClient.on": "KV and embeddings share a side channel: each brings handlers of its messages",
-    "SideServer.on": "the same at a producer",
-    "Ticket.when_ended": "as of a future: its queue makes the ticket, another waits for it",
-}
-"""Methods that may collect callbacks, and why the constructor cannot be given them."""
 
 
 @dataclass
@@ -35,12 +24,12 @@ class Names:
     methods: set[str] = field(default_factory=set)
 
 
-def aliases(trees: list[ast.Module]) -> set[str]:
+def aliases(sources: Sources) -> set[str]:
     """Names of the project's own types that are callables."""
     return {
         target.id
-        for tree in trees
-        for node in tree.body
+        for source in sources
+        for node in source.tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable[")
         for target in node.targets
         if isinstance(target, ast.Name)
@@ -51,13 +40,15 @@ def calls_back(annotation: ast.expr | None, known: set[str]) -> bool:
     """Whether a value of this type is a callable: not a container of them."""
     if annotation is None:
         return False
+    if isinstance(annotation, ast.Name):  # most are
+        return annotation.id in known
     parts = ast.unparse(annotation).split(" | ")
     return any(part.startswith("Callable[") or part in known for part in parts)
 
 
-def names_of(trees: list[ast.Module], known: set[str]) -> Names:
+def names_of(sources: Sources, known: set[str]) -> Names:
     found = Names()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in (node for source in sources for node in source.nodes):
         if isinstance(node, ast.AnnAssign):
             target = node.target
             name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
@@ -70,13 +61,13 @@ def names_of(trees: list[ast.Module], known: set[str]) -> Names:
     return found
 
 
-def methods(tree: ast.Module) -> Iterator[tuple[ast.ClassDef | None, Function]]:
+def methods(source: Source) -> Iterator[tuple[ast.ClassDef | None, Function]]:
     """Each function with the class whose method it is."""
     owners = {
-        id(one): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        id(one): node for node in source.nodes if isinstance(node, ast.ClassDef)
         for one in node.body
     }  # fmt: skip
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             yield owners.get(id(node)), node
 
@@ -99,14 +90,14 @@ def local_functions(function: Function) -> set[str]:
     return {one.name for one in ast.walk(function) if isinstance(one, Function)}
 
 
-def late_callbacks(trees: list[ast.Module]) -> list[str]:
+def late_callbacks(sources: Sources) -> list[str]:
     """Assignments that hand a callable to an object which exists already: by another one, or by
     itself in a method that sets it."""
-    known = aliases(trees)
-    names = names_of(trees, known)
+    known = aliases(sources)
+    names = names_of(sources, known)
     found = []
-    for tree in trees:
-        for owner, function in methods(tree):
+    for source in sources:
+        for owner, function in methods(source):
             changes = list(assigned(function))
             local = local_functions(function) if changes else set()
             for target, value in changes:
@@ -122,11 +113,11 @@ def late_callbacks(trees: list[ast.Module]) -> list[str]:
     return sorted(set(found))
 
 
-def collecting(trees: list[ast.Module]) -> list[str]:
+def collecting(sources: Sources) -> list[str]:
     """Methods that put a callable which they are given into a container of their object."""
-    known = aliases(trees)
+    known = aliases(sources)
     found = set()
-    for owner, function in (one for tree in trees for one in methods(tree)):
+    for owner, function in (one for source in sources for one in methods(source)):
         if owner is not None and function.name not in MAKING:
             names = given(function, known)
             if names and any(keeps(node, names) for node in ast.walk(function)):
@@ -160,69 +151,3 @@ def is_callback(value: ast.expr, names: Names, local: set[str]) -> bool:
             return name in names.methods
         case _:
             return False
-
-
-@pytest.fixture(scope="module")
-def project() -> list[ast.Module]:
-    return [ast.parse(path.read_text(), str(path.relative_to(ROOT))) for path in sources()]
-
-
-def test_no_callback_is_assigned_after_construction(project: list[ast.Module]) -> None:
-    assert late_callbacks(project) == []
-
-
-def test_the_methods_that_collect_callbacks_are_known(project: list[ast.Module]) -> None:
-    assert collecting(project) == sorted(COLLECTING)
-
-
-EXAMPLE = """
-Changed = Callable[[str], None]
-
-class Cache:
-    told: Changed | None = None
-    size: int = 0
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-        self.handlers: dict[str, Changed] = {}
-
-    def on(self, name: str, handler: Changed) -> None:
-        self.handlers[name] = handler
-
-    def listen(self, listener: Changed) -> None:
-        self.listener = listener
-
-    def follow(self, name: str, follower: Changed) -> None:
-        self.followers.append(follower)
-        self.names.append(name)
-
-    def grow(self) -> None:
-        self.size += 1
-
-class Log:
-    def __init__(self, cache: Cache, size: int) -> None:
-        cache.size = size
-        cache.name = self.name
-        cache.dropped = lambda name: None
-        cache.stored = self.stored
-        cache.told = choose()
-
-    @property
-    def name(self) -> str: ...
-
-    def stored(self, name: str) -> None: ...
-
-def joined(cache: Cache) -> None:
-    def full() -> None: ...
-
-    cache.full = full
-"""
-
-
-def test_the_check_sees_what_is_assigned_late() -> None:
-    found = late_callbacks([ast.parse(EXAMPLE)])
-    assert found == ["cache.dropped", "cache.full", "cache.stored", "cache.told", "self.listener"]
-
-
-def test_the_check_sees_what_is_collected() -> None:
-    assert collecting([ast.parse(EXAMPLE)]) == ["Cache.follow", "Cache.on"]
