@@ -22,7 +22,7 @@ run() { "$python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@" 
 if [ "$side_by_side" -gt 1 ]; then
     check_types &
     # Where nothing is compiled yet, each test process would compile all modules for itself.
-    [ -e tests/__pycache__ ] || "$python" -m pytest --collect-only tests >/dev/null || true
+    [ -e tests/unit/__pycache__ ] || "$python" -m pytest --collect-only tests >/dev/null || true
     run "${@:-tests}"
     wait $! || checked=$?
 else
