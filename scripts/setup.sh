@@ -34,6 +34,8 @@ if [ ! -e "$stamp" ]; then
     [ -e "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
     # Modules are compiled once they are imported, which most never are: to compile all takes half a
     # minute.
+    # Those that come with Python's venv look at all files of a package for half a minute more.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check pip==26.3
     pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
     # torch first and alone: a build that is already there must not be replaced by a larger one.
     "${pip[@]}" "$(sed -n 's/^    "\(torch==[^"]*\)".*/\1/p' pyproject.toml)"

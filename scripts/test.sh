@@ -17,12 +17,13 @@ types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 side_by_side=$("$python" -m tests.support.side_by_side)
 check_types() { nice -n 19 scripts/check.sh types >"$types" 2>&1; }
+warm_up() { "$python" -m tests.support.preloaded && "$python" -m pytest --collect-only tests; }
 checked=0 passed=0
 run() { "$python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@" || passed=$?; }
 if [ "$side_by_side" -gt 1 ]; then
     check_types &
     # Where nothing is compiled yet, each test process would compile all modules for itself.
-    [ -e tests/unit/__pycache__ ] || "$python" -m pytest --collect-only tests >/dev/null || true
+    [ -e tests/unit/__pycache__ ] || warm_up >/dev/null 2>&1 || true
     run "${@:-tests}"
     wait $! || checked=$?
 else

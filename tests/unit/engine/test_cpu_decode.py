@@ -12,11 +12,12 @@ from services.engine.attention.paged import backend_for
 from services.engine.attention.torch_attention import TorchAttention
 from tests.support.attention_calls import AttentionCalls
 from tests.support.paged_cases import LAYER, Case, check, make
+from tests.support.thinned import thinned
 
 CPU = torch.device("cpu")
 # Kernels are compiled for each shape of heads, which takes seconds, and kept by what `backend_for`
 # gives.
-CASES = [
+PLAIN = [
     Case("one", (1,), (40,), dtype="bfloat16"),
     Case("contexts far apart", (1, 1, 1, 1), (9, 700, 33, 1), dtype="bfloat16"),
     Case("beside prompts", (1, 30, 1, 5), (50, 30, 700, 21), dtype="bfloat16"),
@@ -24,11 +25,15 @@ CASES = [
     Case("one KV head, other value dimension", (1, 1), (17, 23), kv_heads=1, group=7, v_dim=8,
          dtype="bfloat16"),
 ]  # fmt: skip
-CASES += [
+CODED = [
     replace(case, name=f"{case.name}, {codes}", codes=codes)
-    for case in CASES
+    for case in PLAIN
     for codes in (INT8, FP8)
 ]
+# Another shape of codes is another kernel: compiling one takes longer than all cases together.
+CASES = thinned(
+    [(case,) for case in (*PLAIN, *CODED)], lambda case: case.kv_heads > 1 or not case.codes
+)
 OTHERS = [
     Case("softcap and sinks", (1, 1), (30, 44), softcap=20.0, sinks=True, dtype="bfloat16"),
     Case("media spans", (20, 1), (40, 30), spans=((0, 22, 33), (1, 20, 30)), dtype="bfloat16"),
@@ -87,7 +92,7 @@ def test_without_a_kernel_pytorch_attends(*, fails: bool, monkeypatch: pytest.Mo
         monkeypatch.setattr(cpu_decode_kernel, "compile_kernel", failing)
     else:
         monkeypatch.setattr(numba_runtime, "team", lambda: None)
-    for case in CASES[:2]:
+    for case in PLAIN[:2]:
         assert torch.equal(attended(case, CpuAttention()), attended(case, TorchAttention()))
 
 
