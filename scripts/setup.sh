@@ -32,14 +32,16 @@ redis() {
 stamp="$VENV/.installed-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-${EXTRAS//,/-}"
 if [ ! -e "$stamp" ]; then
     [ -e "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+    # A newer pip: that of Python 3.11 looks at all files of all packages, half a minute longer. It
+    # does as well, where there is no other.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check pip==26.3 || true
     # Modules are compiled once they are imported, which most never are: to compile all takes half a
     # minute.
-    # Those that come with Python's venv look at all files of a package for half a minute more.
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check pip==26.3
     pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
     # torch first and alone: a build that is already there must not be replaced by a larger one.
     "${pip[@]}" "$(sed -n 's/^    "\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
-    "${pip[@]}" --editable ".[worker${EXTRAS:+,$EXTRAS}]"
+    # Without the warning that folders here hide packages of the same name: they are these packages.
+    PYTHONWARNINGS=ignore "${pip[@]}" --editable ".[worker${EXTRAS:+,$EXTRAS}]"
     [[ ,$EXTRAS, != *,dev,* ]] || redis
     touch "$stamp"
     echo "installed into $VENV in $SECONDS s"

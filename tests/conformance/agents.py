@@ -61,11 +61,10 @@ class Agent:
         return said(self.route, self.door.once(self.door.url + PATHS[self.route], self.body()))
 
     def ask(self, **fields: Any) -> Said:
-        """The answer that a stream tells, as does one that comes whole; that is asked for through
-        the proxy that makes answers itself. A message's prompt is counted alike."""
+        """The answer that a stream tells, as does one that comes whole. A message's prompt is
+        counted alike."""
         streamed = said(self.route, self.stream(**fields))
-        if self.door.dialect == "tokens":
-            assert self.draw(**fields) == streamed
+        assert self.draw(**fields) == streamed
         if self.route == "messages":
             assert self.count(**fields) == (200, {"input_tokens": streamed.prompt})
         return streamed

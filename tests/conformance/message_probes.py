@@ -55,7 +55,7 @@ def tool_choice(agent: Agent) -> None:
     assert agent.ask(tool_choice={"type": "auto"}, **shown) == agent.draw(**shown)
     agent.refused("tool_choice", tool_choice={"type": "tool", "name": "other"}, **shown)
     named = {"type": "tool", "name": "draw", "disable_parallel_tool_use": True}
-    found = agent.draw(tool_choice=named, **shown, max_tokens=90)
+    found = agent.ask(tool_choice=named, **shown, max_tokens=90)
     assert found.calls == (("draw", {"a": 1}),) and not found.text
     several = several_calls(agent)
     several["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}

@@ -133,6 +133,7 @@ def likeliest_only(**fields: Any) -> Probe:
 def seed(door: Door, route: Route) -> None:
     first = drawn(door, route)
     assert first == drawn(door, route) and len(set(map(tuple, first))) > 1
+    assert first != drawn(door, route, seed=2)
 
 
 def stop(door: Door, route: Route) -> None:

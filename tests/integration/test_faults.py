@@ -139,7 +139,7 @@ def up(fleet: Fleet) -> None:
     until(lambda: all_up(fleet.proxy))
 
 
-@through("nixl")
+@through("shm", "nixl")
 def test_an_encoder_killed_under_its_requests(fleet: Fleet) -> None:
     """No request waits until its death is known: its pictures go to the other one."""
     cases = [asking(picture(seed), "What is in this image?") for seed in range(700, 704)]
@@ -167,7 +167,7 @@ def test_an_encoder_that_stalls(fleet: Fleet) -> None:
     up(fleet)
 
 
-@through("nixl", "ucx")
+@through("shm", "ucx")
 def test_a_prefill_engine_that_stalls_before_its_kv_is_read(fleet: Fleet) -> None:
     """Decode computes the KV itself."""
     case = asking(LONG, LONG)
@@ -210,7 +210,7 @@ def test_a_decode_worker_killed_while_its_kv_waits(fleet: Fleet) -> None:
     assert fleet.ask(case) == fleet.expected(case)
 
 
-@through("ucx")
+@through("shm", "ucx")
 def test_a_prefill_worker_killed_under_its_requests(fleet: Fleet) -> None:
     """Decode does both, and everything works again once it is back."""
     case = asking(picture(720), "What is in this image?", LONG)

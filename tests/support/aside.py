@@ -1,6 +1,7 @@
 """Work in a process of its own, forked from one that has imported everything."""
 
 import ctypes
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +18,7 @@ from tests.support.forked import context
 T = TypeVar("T")
 _LIMIT_S = 120.0
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+_NOT_ALLOWED = (errno.EPERM, errno.ENOSPC, errno.ENOSYS)
 
 
 def aside(work: Callable[..., T], *arguments: Any) -> T:
@@ -75,6 +77,8 @@ def _mounted(folder: Path, size: str) -> bool:
     user, group = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_USER | _NEW_MOUNTS):
+        # EINVAL would be a second thread in this process, a mistake of ours.
+        assert ctypes.get_errno() in _NOT_ALLOWED, os.strerror(ctypes.get_errno())
         return False
     try:
         Path("/proc/self/setgroups").write_text("deny")

@@ -209,7 +209,9 @@ def test_layers_of_another_form_are_left_alone(model_dir: ModelDir) -> None:
 def test_a_fused_vision_tower_gives_the_same_embeddings(family: str, model_dir: ModelDir) -> None:
     """Also where the columns of its gated layers are filled up."""
     vision = VisionModel(model_dir(family), torch.float32, "cpu", 1 << 20)
-    pixels = [vision.prepare(EncodeItem("0", "image", 1, data=png(picture(0, 28, 56)))).pixels]
+    sizes = ((28, 56), (28, 28))
+    items = [EncodeItem(f"{i}", "image", 1, data=png(picture(i, *s))) for i, s in enumerate(sizes)]
+    pixels = [vision.prepare(item).pixels for item in items]
 
     @torch.inference_mode()
     def embed() -> torch.Tensor:

@@ -21,7 +21,6 @@ from services.engine.environment import ensure_writable
 from services.engine.model.cpu_linear import computes_linear
 from services.engine.model.fused_layers import ops_for
 from services.engine.model.picture_patches import patch_cutter
-from tests.support.large_pages import to_large_pages
 
 _MODULES = (
     "fastapi.telemetry._runtime",
@@ -65,4 +64,3 @@ ops_for("cpu", torch.bfloat16)
 torch.set_num_threads(_threads)
 get_checkpoint_conversion_mapping("")  # compiles a thousand patterns, which every load looks at
 gc.freeze()  # what is there already is not looked at by the children's collectors, nor copied
-to_large_pages()

@@ -280,7 +280,7 @@ def loaded() -> dict[str, set[str]]:
     """Module → all that is loaded once it, and those before it, have been imported by a process."""
     code = "".join(f"import sys, {module}\nprint(*sys.modules)\n" for module in LIGHT)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(LIGHT, map(_words, done.stdout.splitlines()), strict=True))

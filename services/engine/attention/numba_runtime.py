@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 logging.getLogger("numba").setLevel(logging.WARNING)  # its own debugging is of no use here
 _POLL_S = 0.02
-_PATIENCE_S = 60.0  # a kernel takes seconds to compile
+_PATIENCE_S = 20.0  # a kernel takes seconds to compile
 _OPENMP = re.compile(r"\S*/lib(gomp|iomp5|omp)\S*\.so\S*$")
 
 
@@ -97,8 +97,8 @@ def compiled(make: Callable[[Any], _T], what: str, *, products: bool = False) ->
 def compiling_alone() -> Iterator[None]:
     """One process compiles at a time, of those with the same folder of kernels; the next ones find
     what it has kept. Numba notes what it keeps in a file without a lock: of two processes one may
-    lose its entry, or find the other's kernel under its own name. After a minute this one goes on
-    as if it were alone: a process may have stopped while it compiles."""
+    lose its entry, or find the other's kernel under its own name. One that has stopped while it
+    compiles is not waited for longer than `_PATIENCE_S`, and the log says so."""
     try:
         file = _lock_file()
     except OSError:  # also where the folder takes no files: nothing is kept then
@@ -106,7 +106,13 @@ def compiling_alone() -> Iterator[None]:
         return
     try:
         end = time.monotonic() + _PATIENCE_S
-        while not _locked(file) and time.monotonic() < end:
+        while not _locked(file):
+            if time.monotonic() >= end:
+                logger.warning(
+                    "another process has been compiling a kernel for %g s, which locks %s: this "
+                    "one compiles beside it", _PATIENCE_S, os.environ["NUMBA_CACHE_DIR"],
+                )  # fmt: skip
+                break
             time.sleep(_POLL_S)
         yield
     finally:

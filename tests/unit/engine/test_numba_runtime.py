@@ -31,16 +31,22 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def test_one_waits_for_another(folder: Path) -> None:
-    made = threading.Event()
+def test_one_waits_for_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numba_runtime.team()  # locks for itself
+    waiting, made = threading.Event(), threading.Event()
+    locked = numba_runtime._locked
 
-    def compile_it() -> None:
-        compiled(lambda _: made.set(), "a kernel")
+    def look(file: int) -> bool:
+        found = locked(file)
+        if not found:
+            waiting.set()
+        return found
 
-    thread = threading.Thread(target=compile_it)
+    monkeypatch.setattr(numba_runtime, "_locked", look)
+    thread = threading.Thread(target=lambda: compiled(lambda _: made.set(), "a kernel"))
     with held(folder):
         thread.start()
-        assert not made.wait(0.3)
+        assert waiting.wait(DEADLINE_S) and not made.wait(0.3)
     thread.join(DEADLINE_S)
     assert made.is_set()
     with held(folder):
@@ -48,11 +54,13 @@ def test_one_waits_for_another(folder: Path) -> None:
 
 
 def test_one_that_stands_still_is_not_waited_for_without_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    numba_runtime.team()  # locks for itself
     monkeypatch.setattr(numba_runtime, "_PATIENCE_S", 0.05)
     with held(folder):
         assert compiled(lambda _: "made", "a kernel") == "made"
+    assert f"locks {folder}: this one compiles beside it" in caplog.text
 
 
 def test_a_folder_that_takes_no_files_stops_nothing(
