@@ -41,12 +41,13 @@ class Greeter:
             self._server.introduce(consumer, message.region)
             consumer(Welcome(message.query, self._identity.instance_id, description))
             return
-        held = f"no '{message.region[:64]}'"
+        offered = f"no region '{message.region[:64]}'"
         if ours is not None:
-            held = f"'{message.region}' over {self._transport.name} as '{ours}'"
+            offered = f"region '{message.region}' over {self._transport.name} with layout '{ours}'"
         reason = (
-            f"instance {self._identity.instance_id} holds {held}, instance {message.instance_id} "
-            f"expects it over {message.transport} as '{message.compatibility}'"
+            f"instance {self._identity.instance_id} offers {offered}, instance "
+            f"{message.instance_id} needs it over {message.transport} with layout "
+            f"'{message.compatibility}'"
         )
         consumer(Refused(message.query, reason))
 

@@ -206,8 +206,8 @@ class PullKV(KVConnector):
         ours = self._node.compatibility(REGION)
         if ref.compatibility not in ("", ours):
             raise IncompatiblePeer(
-                f"instance {ref.instance_id} holds 'kv' as '{ref.compatibility}', instance "
-                f"{self._node.instance_id} expects '{ours}'"
+                f"the KV cache of instance {ref.instance_id} has the layout '{ref.compatibility}', "
+                f"instance {self._node.instance_id} needs '{ours}'"
             )
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:

@@ -25,10 +25,10 @@ def crossed(fields: Iterable[RequestField]) -> list[Any]:
 
 def one_route(fields: Iterable[RequestField]) -> list[Any]:
     """(row, route): each row is asked by one of its routes, and by the others slow."""
-    chosen = {}
+    chosen: set[tuple[str, Route]] = set()
     found = []
     for i, row in enumerate(fields):
-        chosen[row.name, row.routes[i % len(row.routes)]] = True
+        chosen.add((row.name, row.routes[i % len(row.routes)]))
         found += [(row, route) for route in row.routes]
     return _named(thinned(found, lambda row, route: (row.name, route) in chosen))
 

@@ -37,11 +37,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(model_dir: ModelDir) -> Iterator[Fleet]:
     with running(model_dir("qwen2_5_vl")) as stack:
-        roles = ("encoder", "prefill", "decode", "decode")
-        started = [stack.start(f"services.{role}") for role in roles]
-        for worker in started:
-            worker.wait_ready()
-        encode, prefill, *decode = started
+        encode, prefill, *decode = stack.started("encoder", "prefill", "decode", "decode")
         whole = proxy(stack, [encode], [prefill], decode)
         yield Fleet(stack, encode, prefill, decode, all_tokens(whole, CASES, **LONG))
 

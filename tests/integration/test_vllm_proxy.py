@@ -45,10 +45,7 @@ class Workers:
 @pytest.fixture(scope="module")
 def workers(model_dir: ModelDir) -> Iterator[Workers]:
     with running(model_dir("qwen2_5_vl")) as stack:
-        names = ("encoder", "encoder", "prefill", "decode")
-        started = [stack.start(f"services.{name}") for name in names]
-        for process in started:
-            process.wait_ready()
+        started = stack.started("encoder", "encoder", "prefill", "decode")
         first, second, prefill, decode = started
         ours = proxy(stack, [first, second], [prefill], [decode])
         yield Workers(stack, [first, second], prefill, decode, ours)

@@ -22,7 +22,8 @@ _NOT_ALLOWED = (errno.EPERM, errno.ENOSPC, errno.ENOSYS)
 
 
 def aside(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns there. `AssertionError` if it raises, with the traceback."""
+    """Run `work` in such a process and return its result. `AssertionError`, with the traceback, if
+    `work` raises, or if nothing comes back within two minutes."""
     reader, writer = context().Pipe(duplex=False)
     process = context().Process(target=_send, args=(writer, work, arguments), daemon=True)
     process.start()
@@ -47,8 +48,8 @@ def _send(writer: Connection, work: Callable[..., Any], arguments: tuple[Any, ..
 
 
 def import_without(module: str, missing: str) -> bool:
-    """For `aside`: import a module of services anew where another cannot be imported; whether it
-    could."""
+    """Import a module of services again, in a process in which `missing` cannot be imported, and
+    return whether that worked. Only for `aside`: it changes what this process has imported."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("services", missing):
             del sys.modules[name]
@@ -58,8 +59,9 @@ def import_without(module: str, missing: str) -> bool:
 
 
 def on_small_disk(folder: Path, size: str, work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns in a process that alone sees an empty file system of `size` in a folder;
-    skips the test where nobody may mount one."""
+    """Run `work` in a process of its own and return its result. That process sees an empty file
+    system of `size`, as in 64k, in the folder; no other process does. The test is skipped if the
+    system does not allow the mount."""
     found = aside(_on_small_disk, folder, size, work, arguments)
     if found is None:
         pytest.skip("no mount of our own here")

@@ -141,6 +141,13 @@ class Stack:
         self.processes.append(process)
         return process
 
+    def started(self, *roles: str) -> list[Process]:
+        """Workers of these roles, started at the same time and ready."""
+        workers = [self.start(f"services.{role}") for role in roles]
+        for worker in workers:
+            worker.wait_ready()
+        return workers
+
     def start_plain(self, module: str, *flags: str) -> Process:
         """A service that has no model."""
         process = Process(module, *flags, env={}, forked=self.forked)

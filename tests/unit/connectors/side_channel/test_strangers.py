@@ -44,7 +44,7 @@ def test_a_refusal_names_both_sides(link: Link) -> None:
     try:
         ref = link.offer([1])
         load = stranger.kv.fetch(ref, 1)
-        with pytest.raises(IncompatiblePeer, match=r"holds 'kv'.* expects it"):
+        with pytest.raises(IncompatiblePeer, match=r"offers region 'kv'.* needs it"):
             link.until(load.poll, link.producer, stranger)
         load.cancel()
     finally:
