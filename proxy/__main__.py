@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from protocol.errors import ConfigError
 from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
-from protocol.termination import ended_by_sigterm
+from protocol.termination import closed_by_sigterm, ended_by_sigterm
 from proxy.app import OPENED, grpc_doors, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
@@ -88,7 +88,9 @@ def _process(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if parent is not None:
                 _end_without(parent, runner.get_loop())
-            runner.run(run(config, listener, siblings))
+            work = run(config, listener, siblings)
+            # One of several is ended by its parent, which knows a signal from a failure.
+            runner.run(work if parent is not None else closed_by_sigterm(work))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return BAD_CONFIGURATION

@@ -18,6 +18,7 @@ from protocol.logs import configure_logging
 from protocol.placement import SCHEDULE_PATH
 from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
+from protocol.termination import closed_by_sigterm
 from services.http.access import Access, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
@@ -35,7 +36,8 @@ _OLDER = 50  # collections of one generation to a collection of the next
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for a bad configuration."""
+    """Exit status: 0 after a clean stop, 2 for a bad configuration, 143 for SIGTERM before it
+    serves."""
     try:
         config = resolve(MasterConfig, sys.argv[1:] if argv is None else argv, prog="master")
         _check(config)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.info("configuration:\n%s", describe(shown))
         collect_rarely()
         raise_limit()
-        uvloop.run(run(config))
+        uvloop.run(closed_by_sigterm(run(config)))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, resolve
-from protocol.termination import ended_by_sigterm
+from protocol.termination import closed_by_sigterm, ended_by_sigterm
 from services.engine.config import EngineConfig, Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
@@ -53,7 +53,7 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
         with ended_by_sigterm():
-            return asyncio.run(serve(role, config))
+            return asyncio.run(closed_by_sigterm(serve(role, config)))
     except TriptychError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
