@@ -12,7 +12,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import HTMLResponse
 from starlette.types import Lifespan
 
@@ -62,6 +62,11 @@ class _Described(FastAPI):
         super().__init__(docs_url=None, redoc_url=None, **options)
         self._bodies = bodies
         self._document: dict[str, Any] | None = None
+
+    def include_router(self, router: APIRouter) -> None:  # type: ignore[override]
+        """Takes the routes as they are. FastAPI would build each of them a second time, when the
+        first request comes, and compare each request with them twice."""
+        self.router.routes += router.routes
 
     def openapi(self) -> dict[str, Any]:
         """Made when it is first asked for: most processes are never asked."""

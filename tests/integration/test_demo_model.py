@@ -41,7 +41,7 @@ def answers(server: Process, kind: str) -> list[str]:
     def ask(question: Question) -> str:
         answer = client.chat.completions.create(
             model="tiny",
-            messages=question.openai_messages(),  # type: ignore[arg-type]
+            messages=question.openai_messages(),
             max_tokens=MAX_TOKENS,
             temperature=0,
         )

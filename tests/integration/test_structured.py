@@ -127,7 +127,7 @@ def test_a_stream_goes_on_in_its_form_when_its_worker_dies(fleet: Fleet) -> None
 def test_a_tool_call_can_be_asked_for(fleet: Fleet) -> None:
     client = OpenAI(base_url=f"{fleet.toolbox.url}/v1", api_key="none", max_retries=0)
     for tool_choice in ("required", {"type": "function", "function": {"name": "draw"}}):
-        answer = client.chat.completions.create(  # type: ignore[call-overload]
+        answer = client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "Draw something."}],
             tools=[TOOL],

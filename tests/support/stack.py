@@ -129,7 +129,9 @@ class Stack:
         """`models`: by name, if not the stack's own."""
         env = {
             "TRIPTYCH_NAMESPACE": self.namespace,
-            "TRIPTYCH_DTYPE": "float32",  # that of the reference; a flag of a test wins
+            # Flags of a test win over these: the type of the reference, and a pool that is soon zero.
+            "TRIPTYCH_DTYPE": "float32",
+            "TRIPTYCH_KV_CACHE_MEMORY_BYTES": str(32 << 20),
             "OMP_NUM_THREADS": "1",
         }
         named = [
