@@ -129,7 +129,7 @@ class Stack:
         """`models`: by name, if not the stack's own."""
         env = {
             "TRIPTYCH_NAMESPACE": self.namespace,
-            # Flags of a test win over these: the type of the reference, and a pool that is soon zero.
+            # Flags of a test win: the type of the reference, and a pool that is soon zeroed.
             "TRIPTYCH_DTYPE": "float32",
             "TRIPTYCH_KV_CACHE_MEMORY_BYTES": str(32 << 20),
             "OMP_NUM_THREADS": "1",
