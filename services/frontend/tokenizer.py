@@ -13,14 +13,10 @@ import msgspec
 from blake3 import blake3
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
 
 from protocol.errors import ConfigError, InvalidRequest
+from services.frontend.detokenizer import CONTEXT, IN_CHARACTER, Detokenizer
 from services.frontend.model_info import ModelInfo
-
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-CONTEXT = 16  # tokens of a prompt's end, by which its answer is decoded
-_IN_CHARACTER = 3  # bytes of a character before its last one, each a token of its own
 
 
 class Tokenizer:
@@ -114,8 +110,9 @@ class Tokenizer:
         if skip_special_tokens:
             # A prompt may end in any number of these, such as a picture's placeholders.
             told = (token for token in reversed(before) if token not in self._skipped)
-            before = [*islice(told, CONTEXT + _IN_CHARACTER)][::-1]
-        return Detokenizer(self._backend, skip_special_tokens, before)
+            before = [*islice(told, CONTEXT + IN_CHARACTER)][::-1]
+        skipped = self._skipped if skip_special_tokens else frozenset()
+        return Detokenizer(self._backend, skipped, before)
 
 
 @contextlib.contextmanager
@@ -127,64 +124,6 @@ def _refusing_panics() -> Iterator[None]:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise InvalidRequest("this text cannot be tokenized") from None
-
-
-class Detokenizer:
-    """Text of a growing token list; what it has given out never changes and never ends in half a
-    character. All it gives is `decode` of the whole list without a broken end, except where a
-    byte-fallback vocabulary spells bytes that are no UTF-8: there `decode` takes text back.
-    """
-
-    def __init__(
-        self, backend: Backend, skip_special_tokens: bool, after: Sequence[int] = ()
-    ) -> None:
-        """`after`: tokens that the list follows, whose text is not given: decoders of
-        SentencePiece's take the blank before a text's first word away."""
-        self._backend = backend
-        self._skip = skip_special_tokens
-        self._context = self._end_of(after)
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
-        self._pending: list[int] = []
-
-    def _end_of(self, token_ids: Sequence[int]) -> list[int]:
-        """The last tokens, [] if they end within a character: its rest is no text of an answer."""
-        # Byte fallback breaks a run of bytes as a whole if it begins within a character.
-        for more in range(_IN_CHARACTER + 1):
-            end = list(token_ids[-CONTEXT - more :])
-            if not self._decode(end).endswith(BROKEN):
-                return end
-        return []
-
-    def push(self, token_id: int) -> str:
-        """The text that became certain with this token, "" while a character is incomplete."""
-        self._pending.append(token_id)
-        try:
-            text = self._stream.step(self._backend, token_id)
-        except Exception:  # the library's own and only class; the text it gave out has changed
-            return self._restart()
-        if text is None:
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
-
-    def flush(self) -> str:
-        """The text of what is held back, without an incomplete character at its end."""
-        if not self._pending:
-            return ""
-        before = self._decode(self._context)
-        after = self._decode(self._context + self._pending)
-        tail = after[len(before) :] if after.startswith(before) else self._decode(self._pending)
-        self._pending = []
-        return tail.rstrip(BROKEN)
-
-    def _restart(self) -> str:
-        text = self._decode(self._pending).rstrip(BROKEN)
-        self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
-        self._context, self._pending = self._pending, []
-        return text
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=self._skip)
 
 
 def _read(path: Path) -> Backend:

@@ -10,10 +10,11 @@ from msgspec import UNSET
 from protocol.openai_answers import PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
 from services.frontend.answers.stop_strings import StopScanner
+from services.frontend.detokenizer import Detokenizer
 from services.frontend.parsing.heard import Heard, Part, Said
 from services.frontend.parsing.reading import Reader
 from services.frontend.spec import OutputSpec
-from services.frontend.tokenizer import Detokenizer, Tokenizer
+from services.frontend.tokenizer import Tokenizer
 
 _NOTHING = Heard()
 

@@ -10,8 +10,9 @@ from protocol.types import PositionLogprobs, TokenLogprob
 from services.frontend.answers.form import AnswerForm, ChunkBuilder
 from services.frontend.answers.output import Gain, OutputAssembler
 from services.frontend.answers.whole import AnswerBuilder, merge
+from services.frontend.detokenizer import BROKEN
 from services.frontend.model_info import ModelInfo
-from services.frontend.tokenizer import BROKEN, Tokenizer
+from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import write_model
 from tests.support.outputs import output, spec
 

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.answers.output import Gain, OutputAssembler
+from services.frontend.detokenizer import BROKEN
 from services.frontend.model_info import ModelInfo
-from services.frontend.tokenizer import BROKEN, Tokenizer
+from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import write_model
 from tests.support.outputs import naive_stop, output, spec
 

@@ -10,7 +10,6 @@ from protocol.json_size import MOST_VALUES
 from services.frontend import render
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
-from tests.support.frontend_helpers import NAME, user
 from tests.support.listening import run
 from tests.support.openai_server import CHAT, TEXT, Server, asking, chat
 
@@ -101,7 +100,7 @@ def test_parts_of_a_large_request_are_looked_through_beside_the_event_loop(
         # As many bytes that are no text of its messages.
         fields: dict[str, Any] = {"metadata": {"a": "x" * (1 << 16)}} if large else {}
         async with asking(Server(front)) as (ask, _):
-            assert (await ask(CHAT, {"model": NAME, "messages": user("Hi"), **fields}))[0] == 200
+            assert (await ask(CHAT, chat(**fields)))[0] == 200
         own = threading.get_ident()
         assert all((thread == own) != large for thread in threads.values()) and len(threads) == 2
 
