@@ -31,6 +31,7 @@ def test_every_way_brings_the_right_bytes_in_some_time(tmp_path: Path) -> None:
             made.consumer.call("fetch", handle=handle, **wrong)
 
 
+@pytest.mark.slow
 def test_shared_storage_is_measured_beside_files_alone() -> None:
     _all_measured(list(rows(TINY, (0, 0), ["shared_storage"])), 6)
 

@@ -59,12 +59,13 @@ def test_a_second_signal_does_not_break_off_the_closing() -> None:
 def test_without_a_signal_the_result_or_the_error_is_that_of_the_work() -> None:
     closed: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
-    assert asyncio.run(closed_by_sigterm(waits(closed))) == "done"
+    with ended_by_sigterm():
+        assert asyncio.run(closed_by_sigterm(waits(closed))) == "done"
 
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError), ended_by_sigterm():
         asyncio.run(closed_by_sigterm(cancelled()))
     assert signal.getsignal(signal.SIGTERM) is before
 
