@@ -8,7 +8,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _STATUS = 128 + signal.SIGTERM  # as shells tell of a process that the signal has ended
 
 
@@ -27,7 +27,7 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-async def closed_by_sigterm(work: Coroutine[Any, Any, T]) -> T:
+async def closed_by_sigterm(work: Coroutine[Any, Any, _T]) -> _T:
     """The result of `work`, which SIGTERM cancels; once all it has opened is closed, `SystemExit`
     is raised as of `ended_by_sigterm`.
 

@@ -89,7 +89,7 @@ def _process(
             if parent is not None:
                 _end_without(parent, runner.get_loop())
             work = run(config, listener, siblings)
-            # One of several is ended by its parent, which knows a signal from a failure.
+            # The parent of several ends them by SIGTERM, and takes status 143 for a failure.
             runner.run(work if parent is not None else closed_by_sigterm(work))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)

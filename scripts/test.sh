@@ -17,7 +17,7 @@ types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 side_by_side=$("$python" -m tests.support.side_by_side)
 check_types() { nice -n 19 scripts/check.sh types >"$types" 2>&1; }
-warm_up() { # kernels beside modules
+warm_up() { # compiles kernels and, beside them, modules
     "$python" -m tests.support.preloaded &
     "$python" -m pytest --collect-only tests || true
     wait $!

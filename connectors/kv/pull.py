@@ -206,8 +206,8 @@ class PullKV(KVConnector):
         ours = self._node.compatibility(REGION)
         if ref.compatibility not in ("", ours):
             raise IncompatiblePeer(
-                f"the KV cache of instance {ref.instance_id} has the layout '{ref.compatibility}', "
-                f"instance {self._node.instance_id} needs '{ours}'"
+                f"instance {ref.instance_id} offers KV with layout '{ref.compatibility}', instance "
+                f"{self._node.instance_id} needs layout '{ours}'"
             )
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
