@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then checks style and types and runs the tests. Arguments go to pytest.
 # Half as many test processes again as the machine has cores run side by side, if it has the memory;
-# a file's tests run in one of them (tests/conftest.py). Where the memory takes one process alone,
-# each folder of tests has a new one: what a process has imported and compiled stays with it. Each
-# computes with one thread: they share the cores. Types are checked beside the tests, in the time
-# that these leave, or before them where the memory takes only one; the layers are among the tests.
+# a file's tests run in one of them. All are forked from a process that has imported and collected
+# everything (tests/support/shared_run.py). Where the memory takes one process alone, each folder of
+# tests has a new one: what a process has imported and compiled stays with it. Each computes with
+# one thread: they share the cores. Types are checked beside the tests, in the time that these
+# leave, or before them where the memory takes only one; the layers are among the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export EXTRAS=dev,grpc,nixl,quant,ucx,video HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error UCX_NET_DEVICES=lo OMP_NUM_THREADS=1
@@ -17,18 +18,15 @@ types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 side_by_side=$("$python" -m tests.support.side_by_side)
 check_types() { nice -n 19 scripts/check.sh types >"$types" 2>&1; }
-warm_up() { # compiles kernels and, beside them, modules
-    "$python" -m tests.support.preloaded &
-    "$python" -m pytest --collect-only tests || true
-    wait $!
-}
 checked=0 passed=0
 run() { "$python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@" || passed=$?; }
 if [ "$side_by_side" -gt 1 ]; then
     check_types &
-    # Where nothing is compiled yet, each test process would compile all modules for itself.
-    [ -e tests/unit/__pycache__ ] || warm_up >/dev/null 2>&1 || true
-    run "${@:-tests}"
+    if [ $# -gt 0 ]; then
+        run "$@"
+    else
+        "$python" -m tests.support.shared_run "$side_by_side" tests || passed=$?
+    fi
     wait $! || checked=$?
 else
     check_types || checked=$?

@@ -24,7 +24,7 @@ _SAMPLE = 400
 _LEAST_REQUESTS = 400  # measured: a share of 0.9 of these is known within 0.03
 _OF_A_FILE = 1000  # requests measured: some come in bursts, of which a run must hold several
 # Sessions of several turns come and go for a while before they are as many as they will be.
-_WARM = MappingProxyType({"multi_turn": 60.0, "agents": 40.0})
+_WARM = MappingProxyType({"multi_turn": 60.0, "agents": 120.0})
 _WARM_S = 20.0
 _EARLY = 0.5
 # What caches save of prompts and of pictures, and how full batches of decode workers are: no one

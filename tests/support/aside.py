@@ -7,13 +7,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.forked import context
+from tests.support.forked import Forked
 
 T = TypeVar("T")
 _LIMIT_S = 120.0
@@ -24,23 +25,23 @@ _NOT_ALLOWED = (errno.EPERM, errno.ENOSPC, errno.ENOSYS)
 def aside(work: Callable[..., T], *arguments: Any) -> T:
     """Run `work` in such a process and return its result. `AssertionError`, with the traceback, if
     `work` raises, or if nothing comes back within two minutes."""
-    reader, writer = context().Pipe(duplex=False)
-    process = context().Process(target=_send, args=(writer, work, arguments), daemon=True)
-    process.start()
+    reader, writer = Pipe(duplex=False)
+    process = Forked(_send, work, arguments, descriptors=[writer.fileno()])
     writer.close()
     try:
         assert reader.poll(_LIMIT_S), "the process has not answered"
         found, failed = reader.recv()
     finally:
         process.kill()
-        process.join()
+        process.wait()
         reader.close()
     assert not failed, failed
     returned: T = found
     return returned
 
 
-def _send(writer: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _send(descriptor: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    writer = Connection(descriptor, readable=False)
     try:
         writer.send((work(*arguments), ""))
     except BaseException:

@@ -2,70 +2,88 @@
 
 An engine imports torch and transformers for six seconds of processor time, and the tests start well
 over a hundred of them: most of a run. Here a service is forked from a server that has done so once
-(multiprocessing's forkserver) and then runs the same `__main__`. Its engine is forked beside it,
+(tests/support/fork_server.py) and then runs the same `__main__`. Its engine is forked beside it,
 before it runs, as its own child on a pipe, just as `EngineClient` would have started it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import functools
 import os
+import pickle
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import NUMBER, listening, received
+
 ENGINE = "services.engine.process"
+SERVER = "TRIPTYCH_TESTS_FORK_SERVER"
+"""The environment variable with the path of a server's socket; without it a server is started."""
 _WITH_ENGINE = (
     "services.encoder", "services.prefill", "services.decode", "services.pdfusion",
     "services.pdfusion.any",
 )  # fmt: skip
-_PRELOAD = (ENGINE, "proxy.__main__", "services.worker.main", "services.master.__main__",
-            "services.mock.main", "tests.support.preloaded", "tests.support.forked")  # fmt: skip
-
-
-def context() -> ForkServerContext:
-    """Where processes are forked that have all imports done."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(list(_PRELOAD))
-    return found
-
-
-def handed(descriptor: int) -> Any:
-    """An argument for a forked process, where `detach` gives its own copy of the descriptor."""
-    return context().reducer.DupFd(descriptor)  # type: ignore[attr-defined]
 
 
 class Forked:
-    """A process that runs `target`, as `subprocess.Popen` shows it, as far as tests use that."""
+    """A process that runs `target`, which pickle can name, with copies of the descriptors and the
+    arguments; as `subprocess.Popen` shows it, as far as tests use that. It gets SIGTERM when this
+    process ends."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        self._process = context().Process(target=target, args=arguments, daemon=True)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+    def __init__(
+        self, target: Callable[..., object], *arguments: Any, descriptors: Sequence[int] = ()
+    ) -> None:
+        self._exitcode: int | None = None
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(os.environ.get(SERVER) or _started()[0])
+        asked = pickle.dumps((target, arguments))
+        socket.send_fds(self._server, [NUMBER.pack(len(asked))], list(descriptors))
+        self._server.sendall(asked)
+        self.pid = self._number()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        if self._exitcode is None and select.select([self._server], [], [], 0)[0]:
+            self._exitcode = self._number()
+            self._server.close()
+        return self._exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if self._exitcode is None:
+            select.select([self._server], [], [], timeout)
+        status = self.poll()
+        if status is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        return self._process.exitcode
+        return status
 
     def send_signal(self, number: int) -> None:
-        if self._process.exitcode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        number: int = NUMBER.unpack(received(self._server, NUMBER.size))[0]
+        return number
+
+
+@functools.cache
+def _started() -> tuple[str, subprocess.Popen[bytes]]:
+    """A server of this process alone, which ends with it: the path of its socket, and the server.
+    Clients can connect before it has imported anything."""
+    path = str(Path(tempfile.mkdtemp(prefix="forks-"), "socket"))
+    with listening(path) as listener:
+        command = [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno())]
+        return path, subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
 
 
 class Service(Forked):
@@ -74,7 +92,7 @@ class Service(Forked):
     def __init__(self, module: str, arguments: Sequence[str], env: dict[str, str]) -> None:
         read_end, write_end = os.pipe()
         self.stdout = os.fdopen(read_end, errors="replace")
-        super().__init__(_serve, handed(write_end), module, list(arguments), env)
+        super().__init__(_serve, module, list(arguments), env, descriptors=[write_end])
         os.close(write_end)
 
 
@@ -84,21 +102,15 @@ class EngineProcess(Forked):
     def __init__(self) -> None:
         read_end, write_end = os.pipe()
         self.stdin = os.fdopen(write_end, "wb", buffering=0)
-        super().__init__(_engine, handed(read_end))
+        super().__init__(_be_engine, descriptors=[read_end])
         os.close(read_end)
 
 
-def _engine(stdin: Any) -> None:
-    """In the forked process: become the engine."""
-    _be_engine(stdin.detach())
-
-
-def _serve(output: Any, module: str, arguments: list[str], env: dict[str, str]) -> None:
+def _serve(output: int, module: str, arguments: list[str], env: dict[str, str]) -> None:
     """In the forked process: become the service."""
-    descriptor = output.detach()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     os.environ.clear()
     os.environ.update(env)
     # An interpreter reads PYTHONPATH when it starts, which this one did before.
@@ -190,10 +202,7 @@ def _be_engine(stdin: int) -> None:
 
 def killed(work: Callable[[Path], None], root: Path) -> None:
     """Let a process work until it kills itself: nothing of it is cleaned up."""
-    process = context().Process(target=work, args=(root,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert Forked(work, root).wait(60) == -signal.SIGKILL
 
 
 def die(*_: object, **__: object) -> None:

@@ -2,7 +2,6 @@
 import or build while they run. Nothing here may start a thread or open a connection: forks copy
 neither."""
 
-import contextlib
 import encodings.idna
 import gc
 import importlib
@@ -13,8 +12,6 @@ import transformers
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto import modeling_auto
 
-from connectors.transports import ucx_settings
-from protocol.errors import ConfigError
 from services.engine.attention.cpu_prompts import prompt_kernels
 from services.engine.attention.cpu_softmax import causal_softmax
 from services.engine.environment import ensure_writable
@@ -47,11 +44,6 @@ for _name in (
     getattr(transformers, _name)
 assert modeling_auto
 assert encodings.idna
-# UCX measures the processor's clock when it is loaded, for 0.3 s.
-with contextlib.suppress(ImportError):
-    importlib.import_module("nixl")
-with contextlib.suppress(ConfigError):
-    ucx_settings.load()
 PIL.Image.init()  # imports the readers of all formats
 # Numba and the kernels that it has compiled are loaded by an engine for two seconds. With one
 # thread OpenMP starts none here.

@@ -18,7 +18,7 @@ from typing import Any
 
 import protocol.errors
 from tests.support import transport_peer
-from tests.support.forked import Forked, handed
+from tests.support.forked import Forked
 
 ANSWER_S = 90.0
 Ranges = list[list[int]]
@@ -62,10 +62,9 @@ class PeerProcess:
         self._answers, answers = os.pipe()
         self._process = Forked(
             transport_peer.main,
-            handed(commands),
-            handed(answers),
             {**os.environ, "UCX_NET_DEVICES": "lo", **kind.environment},
             (kind.transport, instance_id, directory, read_timeout_s),
+            descriptors=[commands, answers],
         )
         # Where a test fails before it ends it: one that was stopped would stay for ever.
         self._unended = weakref.finalize(self, self._process.kill)

@@ -191,11 +191,10 @@ def _serve(peer: Peer, commands: int, answers: int) -> None:
             os.write(answers, json.dumps(_answer(peer, line)).encode() + b"\n")
 
 
-def main(commands: Any, answers: Any, env: dict[str, str], what: tuple[Any, ...]) -> None:
+def main(commands: int, answers: int, env: dict[str, str], what: tuple[Any, ...]) -> None:
     """Until no more commands come. `what`: transport, instance id, directory, read timeout (s)."""
     os.environ.clear()
     os.environ.update(env)
-    said, replies = commands.detach(), answers.detach()
     peer = Peer(make(*what))
-    _serve(peer, said, replies)
+    _serve(peer, commands, answers)
     peer.close()

@@ -14,7 +14,7 @@ from connectors.ec.files import FILE_NAME
 from connectors.ec.lease_files import LeaseFiles
 from protocol.errors import InvalidRequest, TransferError
 from tests.support.ec_folders import arrived, die_holding, entry, store
-from tests.support.forked import context, killed
+from tests.support.forked import Forked, killed
 from tests.support.shortage import no_files_left
 
 
@@ -231,11 +231,9 @@ def _write_often(root: Path, times: int) -> None:
 
 def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
     """A reader sees the right bytes or no file, never half of one."""
-    writers = [context().Process(target=_write_often, args=(tmp_path, 60)) for _ in range(3)]
-    for writer in writers:
-        writer.start()
+    writers = [Forked(_write_often, tmp_path, 60) for _ in range(3)]
     reader, seen, wanted = store(tmp_path, load_s=0.02), 0, entry(1).tensors["ec_cache"]
-    while any(writer.is_alive() for writer in writers):
+    while any(writer.poll() is None for writer in writers):
         load = reader.fetch("a", None)
         try:
             tensors = load.poll()
@@ -247,5 +245,5 @@ def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
         if tensors is not None:
             seen += 1
             assert torch.equal(tensors["ec_cache"], wanted)
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert seen > 0

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from services.engine.attention import numba_runtime
 from services.engine.attention.numba_runtime import compiled, compiling_alone
-from tests.support.forked import context
+from tests.support.forked import Forked
 
 DEADLINE_S = 240.0
 
@@ -86,23 +87,21 @@ def test_kernels_compiled_at_once_are_all_found_again(folder: Path) -> None:
 
 def _compiled(folder: Path, shares: list[list[tuple[int, int, int, int]]]) -> list[int]:
     """How many kernels each of as many processes found, where it compiles its share."""
-    pipes = [context().Pipe(duplex=False) for _ in shares]
+    pipes = [Pipe(duplex=False) for _ in shares]
     processes = [
-        context().Process(target=_compile, args=(str(folder), share, say), daemon=True)
+        Forked(_compile, str(folder), share, descriptors=[say.fileno()])
         for share, (_, say) in zip(shares, pipes, strict=True)
     ]
-    for process in processes:
-        process.start()
     found = []
     for hear, _ in pipes:
         assert hear.poll(DEADLINE_S), "no answer"
         found.append(hear.recv())
     for process in processes:
-        process.join(DEADLINE_S)
+        process.wait(DEADLINE_S)
     return found
 
 
-def _compile(folder: str, shapes: list[tuple[int, int, int, int]], say: Connection) -> None:
+def _compile(say: int, folder: str, shapes: list[tuple[int, int, int, int]]) -> None:
     import numba
 
     os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = folder
@@ -113,4 +112,6 @@ def _compile(folder: str, shapes: list[tuple[int, int, int, int]], say: Connecti
         compiled(lambda _, shape=shape: cpu_decode_kernel.compile_kernel(*shape), "a kernel")
         for shape in shapes
     ]
-    say.send(sum(kernel.cache_hits for kernel in kernels if kernel is not None))
+    Connection(say, readable=False).send(
+        sum(kernel.cache_hits for kernel in kernels if kernel is not None)
+    )
