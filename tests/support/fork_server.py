@@ -52,15 +52,17 @@ class _Server:
         self._poll.register(until, select.POLLIN)
 
     def run(self) -> None:
-        while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor == self._until:
-                    self._end()
-                    return
-                if descriptor == self._listener.fileno():
-                    self._fork()
-                elif (child := self._children.get(descriptor)) is not None:
-                    self._over(child) if descriptor == child.ends else self._unwanted(child)
+        # One event at a time: a descriptor that one closes may be another's before the next.
+        while (descriptor := self._poll.poll()[0][0]) != self._until:
+            if descriptor == self._listener.fileno():
+                self._fork()
+            elif descriptor == (child := self._children[descriptor]).ends:
+                self._over(child)
+            else:
+                self._unwanted(child)
+        for descriptor, child in self._children.items():
+            if descriptor == child.ends:
+                os.kill(child.pid, signal.SIGTERM)
 
     def _fork(self) -> None:
         client, _ = self._listener.accept()
@@ -88,11 +90,6 @@ class _Server:
         del self._children[child.client.fileno()]
         self._poll.unregister(child.client)
         os.kill(child.pid, signal.SIGTERM)
-
-    def _end(self) -> None:
-        for descriptor, child in self._children.items():
-            if descriptor == child.ends:
-                os.kill(child.pid, signal.SIGTERM)
 
 
 def serve(listener: socket.socket, until: int) -> None:

@@ -44,7 +44,7 @@ class Forked:
     ) -> None:
         self._exitcode: int | None = None
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(os.environ.get(SERVER) or _started()[0])
+        self._server.connect(server())
         asked = pickle.dumps((target, arguments))
         socket.send_fds(self._server, [NUMBER.pack(len(asked))], list(descriptors))
         self._server.sendall(asked)
@@ -74,6 +74,11 @@ class Forked:
     def _number(self) -> int:
         number: int = NUMBER.unpack(received(self._server, NUMBER.size))[0]
         return number
+
+
+def server() -> str:
+    """The path of the socket of the server that this process has others forked by."""
+    return os.environ.get(SERVER) or _started()[0]
 
 
 @functools.cache
