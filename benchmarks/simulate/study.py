@@ -51,10 +51,7 @@ def study(
     one, load = best_fleet(bench, lent, tuning, pace)
     lines.append((one, _loads(bench, one, seeds, load)))
     say(_line(case, *lines[-1]))
-    results = tuple(
-        ContenderResult(one, loads, bench.run(one, seeds[0], pace, whole=True))
-        for one, loads in lines
-    )
+    results = tuple(_result(bench, one, seeds, loads, pace) for one, loads in lines)
     mine = [x for x in results if x.contender.policy == OURS]
     told = [x for x in mine if x.contender.tells]
     crowded = [
@@ -83,6 +80,15 @@ def _loads(bench: Bench, contender: Contender, seeds: Sequence[int], start: floa
         start = bench.sustained(contender, seed, start)
         loads.append(start)
     return tuple(loads)
+
+
+def _result(
+    bench: Bench, one: Contender, seeds: Sequence[int], loads: Loads, pace: float
+) -> ContenderResult:
+    arrived = tuple(
+        bench.run(one, seed, load).offered for seed, load in zip(seeds, loads, strict=True)
+    )
+    return ContenderResult(one, loads, arrived, bench.run(one, seeds[0], pace, whole=True))
 
 
 def _best_crowded(

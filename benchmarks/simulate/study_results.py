@@ -38,16 +38,24 @@ class Case:
 
 @dataclass(frozen=True)
 class ContenderResult:
-    """A contender on a workload: sustained goodput by seed, and a run at the common load."""
+    """A contender on a workload. `sustained` is its goodput by seed, as a load; of sessions whose
+    turns wait for answers fewer requests come than a load says, in requests/s `arrived`. `common`
+    is a run at the common load."""
 
     contender: Contender
     sustained: tuple[float, ...]
+    arrived: tuple[float, ...]
     common: Outcome
 
     @property
     def goodput(self) -> float:
         """Geometric mean over the seeds."""
-        return math.exp(float(np.mean(np.log(self.sustained))))
+        return _mean(self.sustained)
+
+    @property
+    def came(self) -> float:
+        """The same of what arrived at that load."""
+        return _mean(self.arrived)
 
     @property
     def interval(self) -> float:
@@ -88,6 +96,10 @@ class CaseResult:
     def ratio(self, *, told: bool) -> float:
         ours = self.ours(told=told)
         return ours.goodput / self.best_peer(told=told).goodput if ours else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(float(np.mean(np.log(values))))
 
 
 def is_peer(one: Contender) -> bool:

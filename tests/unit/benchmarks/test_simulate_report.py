@@ -26,9 +26,11 @@ from tests.support.known_loads import ONE, OUTCOME, known
 def result(ours: float, peer: float) -> CaseResult:
     made = known().case
     lines = [
-        ContenderResult(Contender(OURS, ONE), (9.5, 9.5), OUTCOME),
-        ContenderResult(Contender(OURS, ONE, kind="told", tells=True), (ours, ours), OUTCOME),
-        ContenderResult(Contender("kv", ONE), (peer, peer), OUTCOME),
+        ContenderResult(Contender(OURS, ONE), (9.5, 9.5), (9.0, 9.0), OUTCOME),
+        ContenderResult(
+            Contender(OURS, ONE, kind="told", tells=True), (ours, ours), (ours, ours), OUTCOME
+        ),
+        ContenderResult(Contender("kv", ONE), (peer, peer), (8.0, 8.0), OUTCOME),
     ]
     good = {"cost": 13.5, "cost (told)": 14.0, "kv": 10.0}
     outcomes = {name: replace(OUTCOME, goodput=goodput) for name, goodput in good.items()}
@@ -60,7 +62,9 @@ def test_intervals_are_students() -> None:
 
 @pytest.mark.parametrize(("ours", "holds"), [(12.0, True), (11.0, False)])
 def test_rows_hold_against_the_best_peer(ours: float, holds: bool) -> None:
-    goodput, untold, lifetimes, overload = report.rows([result(ours, 10.0)])
+    goodput, came, untold, untold_came, lifetimes, overload = report.rows([result(ours, 10.0)])
+    assert (came.ours, came.peer, came.holds) == (pytest.approx(ours), pytest.approx(8.0), None)
+    assert (untold_came.ours, untold_came.ratio) == pytest.approx((9.0, 9.0 / 8.0))
     assert (lifetimes.ours, lifetimes.holds) == (12.0, True)
     assert (untold.ours, untold.bar, untold.holds) == (pytest.approx(9.5), "ratio >= 1", False)
     assert (goodput.ours, goodput.peer) == pytest.approx((ours, 10.0))
@@ -71,8 +75,10 @@ def test_rows_hold_against_the_best_peer(ours: float, holds: bool) -> None:
 def test_a_ratio_that_is_the_same_on_every_seed_is_certain() -> None:
     """However much seeds differ."""
     lines = [
-        ContenderResult(Contender(OURS, ONE, kind="told", tells=True), (8.0, 16.0, 2.0), OUTCOME),
-        ContenderResult(Contender("kv", ONE), (4.0, 8.0, 1.0), OUTCOME),
+        ContenderResult(
+            Contender(OURS, ONE, kind="told", tells=True), (8.0, 16.0, 2.0), (1.0,), OUTCOME
+        ),
+        ContenderResult(Contender("kv", ONE), (4.0, 8.0, 1.0), (1.0,), OUTCOME),
     ]
     found = replace(result(9.0, 10.0), lines=tuple(lines))
     assert report.pair_interval(found, told=True) == pytest.approx((2.0, 2.0))
