@@ -23,6 +23,7 @@ from benchmarks.simulate.study_results import (
     ContenderResult,
     Curve,
     best_result,
+    geometric_mean,
     is_peer,
 )
 from benchmarks.simulate.tuning import tuned
@@ -67,7 +68,7 @@ def study(
 
 
 def _mean(line: tuple[Contender, Loads]) -> float:
-    return float(np.exp(np.mean(np.log(line[1]))))
+    return geometric_mean(line[1])
 
 
 def _line(case: Case, one: Contender, loads: Loads) -> str:

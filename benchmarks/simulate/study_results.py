@@ -38,24 +38,23 @@ class Case:
 
 @dataclass(frozen=True)
 class ContenderResult:
-    """A contender on a workload. `sustained` is its goodput by seed, as a load; of sessions whose
-    turns wait for answers fewer requests come than a load says, in requests/s `arrived`. `common`
-    is a run at the common load."""
+    """A contender on a workload. Rates are requests/s, one for each seed."""
 
     contender: Contender
-    sustained: tuple[float, ...]
+    sustained: tuple[float, ...]  # offered loads at which most requests keep their objectives
+    # Requests at that load: a session offers its next turn only after an answer.
     arrived: tuple[float, ...]
-    common: Outcome
+    common: Outcome  # of a run at the common load
 
     @property
     def goodput(self) -> float:
         """Geometric mean over the seeds."""
-        return _mean(self.sustained)
+        return geometric_mean(self.sustained)
 
     @property
-    def came(self) -> float:
-        """The same of what arrived at that load."""
-        return _mean(self.arrived)
+    def arrival_rate(self) -> float:
+        """Geometric mean over the seeds."""
+        return geometric_mean(self.arrived)
 
     @property
     def interval(self) -> float:
@@ -98,7 +97,7 @@ class CaseResult:
         return ours.goodput / self.best_peer(told=told).goodput if ours else math.nan
 
 
-def _mean(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(values))))
 
 

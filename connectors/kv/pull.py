@@ -206,8 +206,8 @@ class PullKV(KVConnector):
         ours = self._node.compatibility(REGION)
         if ref.compatibility not in ("", ours):
             raise IncompatiblePeer(
-                f"instance {ref.instance_id} offers KV with layout '{ref.compatibility}', instance "
-                f"{self._node.instance_id} needs layout '{ours}'"
+                f"instance {ref.instance_id} offers KV in the layout '{ref.compatibility}', but "
+                f"instance {self._node.instance_id} needs the layout '{ours}'"
             )
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:

@@ -250,7 +250,7 @@ def test_a_stranger_on_the_side_channel(fleet: Fleet, how: str) -> None:
             assert status == 200, answer
             assert answer["choices"][0]["token_ids"] == fleet.expected(case)
         assert set(fleet.failures(fleet.stranger)) == {"incompatible_peer"}
-        until(lambda: "needs layout" in "".join(fleet.stranger.log))
+        until(lambda: "needs the layout" in "".join(fleet.stranger.log))
     call(f"{fleet.prefill.url}/abort_requests", {"request_ids": [params["remote_request_id"]]})
 
 

@@ -33,7 +33,7 @@ def aside(work: Callable[..., T], *arguments: Any) -> T:
         found, failed = reader.recv()
     finally:
         process.kill()
-        process.wait()
+        process.wait(_LIMIT_S)
         reader.close()
     assert not failed, failed
     returned: T = found

@@ -147,7 +147,8 @@ def received(connection: socket.socket, size: int) -> bytes:
 
 
 def listening(path: str) -> socket.socket:
-    """At a path in a folder that others cannot look into: whoever connects may run anything."""
+    """Bind a socket to `path` and listen. The caller keeps other users out of the folder, since a
+    client can run any code."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(_WAITING)

@@ -28,6 +28,7 @@ from tests.support.fork_server import NUMBER, listening, received
 ENGINE = "services.engine.process"
 SERVER = "TRIPTYCH_TESTS_FORK_SERVER"
 """The environment variable with the path of a server's socket; without it a server is started."""
+_START_S = 120.0  # until a server has imported everything and forked
 _WITH_ENGINE = (
     "services.encoder", "services.prefill", "services.decode", "services.pdfusion",
     "services.pdfusion.any",
@@ -37,7 +38,7 @@ _WITH_ENGINE = (
 class Forked:
     """A process that runs `target`, which pickle can name, with copies of the descriptors and the
     arguments; as `subprocess.Popen` shows it, as far as tests use that. It gets SIGTERM when this
-    process ends."""
+    object or this process ends. `OSError` or `EOFError` if its server is gone or stands still."""
 
     def __init__(
         self, target: Callable[..., object], *arguments: Any, descriptors: Sequence[int] = ()
@@ -45,6 +46,7 @@ class Forked:
         self._exitcode: int | None = None
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(server())
+        self._server.settimeout(_START_S)
         asked = pickle.dumps((target, arguments))
         socket.send_fds(self._server, [NUMBER.pack(len(asked))], list(descriptors))
         self._server.sendall(asked)

@@ -1,6 +1,6 @@
-"""Imported by the server that services are forked from, once for all of them: what they would
-import or build while they run. Nothing here may start a thread or open a connection: forks copy
-neither."""
+"""Imported by processes that services and tests are forked from, once for all of them: what they
+would import or build while they run. Nothing here may start a thread or open a connection: forks
+copy neither."""
 
 import encodings.idna
 import gc

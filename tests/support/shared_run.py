@@ -21,6 +21,8 @@ import pytest
 from tests.support.fork_server import TRANSPORTS, listening, preload, serve
 from tests.support.forked import SERVER
 
+_COMPILED_S = 600.0  # until all kernels are compiled, beside other work
+
 
 def main(processes: int, arguments: Sequence[str]) -> int:
     """pytest's exit status."""
@@ -28,7 +30,7 @@ def main(processes: int, arguments: Sequence[str]) -> int:
     kernels = subprocess.Popen([sys.executable, "-m", "tests.support.preloaded"])
     with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
         pytest.main(["--collect-only", "-q", *arguments])  # its errors are found by each again
-    kernels.wait()
+    kernels.wait(_COMPILED_S)
     preload()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which ends then
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:

@@ -62,13 +62,16 @@ def test_intervals_are_students() -> None:
 
 @pytest.mark.parametrize(("ours", "holds"), [(12.0, True), (11.0, False)])
 def test_rows_hold_against_the_best_peer(ours: float, holds: bool) -> None:
-    goodput, came, untold, untold_came, lifetimes, overload = report.rows([result(ours, 10.0)])
-    assert (came.ours, came.peer, came.holds) == (pytest.approx(ours), pytest.approx(8.0), None)
-    assert (untold_came.ours, untold_came.ratio) == pytest.approx((9.0, 9.0 / 8.0))
+    told, told_arrived, untold, untold_arrived, lifetimes, overload = report.rows(
+        [result(ours, 10.0)]
+    )
+    assert (told_arrived.ours, told_arrived.peer) == pytest.approx((ours, 8.0))
+    assert (untold_arrived.ours, untold_arrived.ratio) == pytest.approx((9.0, 9.0 / 8.0))
+    assert told_arrived.holds is untold_arrived.holds is None
     assert (lifetimes.ours, lifetimes.holds) == (12.0, True)
     assert (untold.ours, untold.bar, untold.holds) == (pytest.approx(9.5), "ratio >= 1", False)
-    assert (goodput.ours, goodput.peer) == pytest.approx((ours, 10.0))
-    assert (goodput.bar, goodput.holds) == ("ratio >= 1.15", holds)
+    assert (told.ours, told.peer) == pytest.approx((ours, 10.0))
+    assert (told.bar, told.holds) == ("ratio >= 1.15", holds)
     assert (overload.ours, overload.peer, overload.holds) == (14.0, 10.0, True)
 
 
