@@ -188,6 +188,8 @@ def test_a_prefill_engine_that_stalls_before_its_kv_is_read(fleet: Fleet) -> Non
     assert status == 200
     assert answer["choices"][0]["token_ids"] == expected
     assert fleet.failures(fleet.decode)
+    # Its worker may not have noticed yet that the engine goes on.
+    until(lambda: call(f"{fleet.prefill.url}/integrity")[0] == 200)
     idle(fleet.prefill, BOUND_S)
 
 
