@@ -164,5 +164,5 @@ def _notice(instance: Instance, name: bytes) -> None:
     """A worker that has restarted since the last probe is asked all anew."""
     process = name[:_LONGEST_NAME].decode("latin-1")
     if instance.process and process != instance.process:
-        instance.known = False
+        instance.restarted()
     instance.process = process

@@ -162,9 +162,15 @@ class Instance:
 
     def refused(self, cause: str) -> None:
         """A probe has found it down, or no master knows it. What it was asked ends with its
-        connections; after a restart it does not drain unless a master says so."""
-        self.up = self.known = False
+        connections."""
+        self.up = False
         self.cause = cause
+        self.restarted()
+
+    def restarted(self) -> None:
+        """It has, or it may have. It has to say anew what it is, and it does not drain unless a
+        master says so."""
+        self.known = False
         self.draining = self.draining and self.known_to_master
 
     def quiet(self, now: float) -> bool:

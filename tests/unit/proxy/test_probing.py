@@ -235,6 +235,20 @@ async def test_a_restart_between_two_probes_is_noticed() -> None:
         assert instance.kv_endpoint == {"remote_engine_id": "new"} and instance.up
 
 
+async def test_a_worker_that_drained_before_it_restarted_between_two_probes_is_used() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.answers["/ready"] = b"first"
+        for _ in range(2):
+            await probe_once(fleet, client)
+        worker.answers["/ready"] = 503
+        await probe_once(fleet, client)
+        assert instance.draining
+        worker.answers["/ready"] = b"second"
+        await probe_once(fleet, client)
+        assert fleet.usable("decode") == [instance]
+
+
 @pytest.mark.parametrize("dialect", ["tokens", "openai"])
 async def test_a_proxy_without_files_blames_no_worker(dialect: Any) -> None:
     async with asking(patience_s=SHORT_S) as client:
