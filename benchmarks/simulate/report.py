@@ -73,8 +73,19 @@ def _section(result: CaseResult) -> str:
         f"| policy | {' | '.join(f'{load:g}' for load in LOADS)} |",
         f"|---|{'---|' * len(LOADS)}",
         *map(_curve, result.curves),
+        *_drawn_for_overload(result),
     ]
     return "\n".join(text)
+
+
+def _drawn_for_overload(result: CaseResult) -> list[str]:
+    """The options of those curves that are of no line."""
+    lines = [line.contender for line in result.lines]
+    others = [curve.contender for curve in result.curves if curve.contender not in lines]
+    if not others:
+        return []
+    said = [f"- {one.name}, {one.shape}: {one.chosen() or 'the defaults'}" for one in others]
+    return ["\nDrawn for the highest load:\n", *said]
 
 
 def _ratio(result: CaseResult, *, told: bool) -> str:

@@ -95,3 +95,12 @@ def test_a_lost_trace_stays_in_the_table() -> None:
     rows: list[Any] = [x for x in text.splitlines() if x.startswith("| sustained goodput, pic")]
     assert len(rows) == 2 and all("MISSED" in row for row in rows)
     assert "| – / 80% / 90% |" in text
+
+
+def test_what_was_drawn_for_the_highest_load_has_its_options() -> None:
+    found = result(9.0, 10.0)
+    assert "Drawn for" not in report.markdown(found, calibrated(), 1, [11], 40, 1.0)
+    drawn = replace(found.curves[-1].contender, kind="refusing", options={"busy_requests": 7})
+    curves = [*found.curves[:-1], replace(found.curves[-1], contender=drawn)]
+    text = report.markdown(replace(found, curves=curves), calibrated(), 1, [11], 40, 1.0)
+    assert f"- kv (refusing), {ONE}: busy_requests=7" in text.splitlines()
