@@ -3,6 +3,8 @@
     python -m benchmarks.simulate [--quick] [--json FILE] [--out docs/benchmarks/simulate]
     python -m benchmarks.simulate --profile h200_7b           workers of H200s, by a roofline
     python -m benchmarks.simulate --file TRACE [--file …]     Mooncake's, Azure's, BurstGPT's format
+    python -m benchmarks.simulate --chosen FOLDER             with the options that an earlier study
+                                                              wrote there, without a search
     python -m benchmarks.simulate --calibrate models/demo     measure our workers' speed anew
 
 One core. Exit status 0 if everything that must hold does.
@@ -21,6 +23,7 @@ from benchmarks.common.plotting import check_plots
 from benchmarks.common.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import case, file_case
+from benchmarks.simulate.chosen import Chosen, read, write
 from benchmarks.simulate.contenders import PEERS
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.memo import Memo
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile = replace(PROFILES[args.profile](), rate_error=args.rate_error)
     seeds = SEEDS[: args.seeds]
     try:
-        cases = _cases(args, profile)
+        cases = [(one, _chosen(args, profile, one)) for one in _cases(args, profile)]
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,17 +53,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     memo = Memo(args.memo)
-    for one in cases:
-        start, before = time.process_time(), memo.found
-        results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
+    for one, before in cases:
+        start, found = time.process_time(), memo.found
+        result = study(
+            one, profile, args.peers, TUNING, seeds, args.trials, _say, memo,
+            before.lines if before else (),
+        )  # fmt: skip
+        results.append(result)
         minutes = (time.process_time() - start) / 60
-        text = report.markdown(
-            results[-1], profile, TUNING, seeds, args.trials, minutes, memo.found - before
-        )
+        lines = tuple((line.contender, line.goodput) for line in result.lines)
+        chosen = before or Chosen(time.strftime("%Y-%m-%d"), args.trials, TUNING, lines)
+        text = report.markdown(result, profile, chosen, seeds, minutes, memo.found - found)
         print(text)
         if args.out:  # after each workload, as the next one takes minutes
-            _write(args.out, f"{profile.name}-{one.name}", text, results[-1])
+            _write(args.out, _name(profile, one), text, result)
+            write(chosen, args.out / f"{_name(profile, one)}.json")
     return finish(report.rows(results), args.json)
+
+
+def _name(profile: Profile, one: Case) -> str:
+    return f"{profile.name}-{one.name}"
+
+
+def _chosen(args: argparse.Namespace, profile: Profile, one: Case) -> Chosen | None:
+    return read(args.chosen / f"{_name(profile, one)}.json") if args.chosen else None
 
 
 def _write(folder: Path, name: str, text: str, result: CaseResult) -> None:
@@ -71,7 +87,13 @@ def _write(folder: Path, name: str, text: str, result: CaseResult) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("simulate", __doc__)
-    parser.add_argument("--out", type=Path, help="folder for a page and a plot of each workload")
+    parser.add_argument(
+        "--out", type=Path, help="folder for a page, a plot and the options of each workload"
+    )
+    said = (
+        "folder with what an earlier study found to suit each policy (--out), in place of a search"
+    )
+    parser.add_argument("--chosen", type=Path, help=said)
     parser.add_argument("--traces", default="", help=f"some of {','.join(TRACES)}; empty: all")
     parser.add_argument("--peers", default="", help=f"some of {','.join(PEERS)}; empty: all")
     parser.add_argument("--seeds", type=int, default=0, help="seeds measured, 1 to 10 (5)")

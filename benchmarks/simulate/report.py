@@ -15,6 +15,7 @@ from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.bench import GOOD
 from benchmarks.simulate.cases import BARS
+from benchmarks.simulate.chosen import Chosen
 from benchmarks.simulate.contenders import OURS
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.study import LOADS
@@ -28,22 +29,22 @@ _INTRODUCTION = """\
 Written by `python -m benchmarks.simulate`; [simulate.md](../simulate.md) says how it is measured,
 who the peers are and what the words mean. {workers} workers, {profile}; each tells its load every
 {heartbeat:g} s and is wrong about its speed by up to {error:.0%}, what its cache has gained or lost
-is known after {event:g} ms. Each policy was tuned by {trials} random trials on seed {tuning} and
-by the limits that suited others; of each kind the line that did best there was measured on {seeds}
-other seeds.
+is known after {event:g} ms. Each policy was tuned on {date} by {trials} random trials on seed
+{tuning} and by the limits that suited others; of each kind the line that did best there was
+measured on {seeds} other seeds.
 """
 
 
 def markdown(
-    result: CaseResult, profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
-    minutes: float, kept: int = 0,
+    result: CaseResult, profile: Profile, chosen: Chosen, seeds: Sequence[int], minutes: float,
+    kept: int = 0,
 ) -> str:  # fmt: skip
-    """Of one workload. `kept`: how many of the runs were made by processes before, which `minutes`
-    do not count."""
+    """Of one workload; `chosen` says how it was tuned. `kept`: how many of the runs were made by
+    processes before, which `minutes` do not count."""
     introduction = _INTRODUCTION.format(
         case=result.case.name, workers=result.case.shapes[0].total, profile=profile.name,
         heartbeat=profile.heartbeat_s, error=profile.rate_error, event=profile.event_s * 1e3,
-        tuning=tuning, seeds=len(seeds), trials=trials,
+        date=chosen.date, trials=chosen.trials, tuning=chosen.tuning, seeds=len(seeds),
     )  # fmt: skip
     made = (
         f"{time.strftime('%Y-%m-%d')}: {result.runs} runs, {minutes:.0f} minutes of processor time"

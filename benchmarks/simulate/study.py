@@ -1,4 +1,4 @@
-"""Every policy on a workload: tuned on one seed, measured on others."""
+"""Every policy on a workload: tuned on one seed or as chosen before, measured on others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmarks.simulate.study_results import (
     geometric_mean,
     is_peer,
 )
-from benchmarks.simulate.tuning import tuned
+from benchmarks.simulate.tuning import Line, tuned
 
 LOADS = (0.8, 1.0, 1.2, 1.5, 2.0)  # of the best peer's sustained goodput
 _OVERLOAD_S = 120.0  # measured of each run beyond capacity
@@ -37,21 +37,23 @@ Loads = tuple[float, ...]
 def study(
     case: Case, profile: Profile, peers: Sequence[str], tuning: int, seeds: Sequence[int],
     draws: int, say: Callable[[str], None], memo: Memo | None = None,
+    chosen: Sequence[Line] = (),
 ) -> CaseResult:  # fmt: skip
-    """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
+    """Ours beside `peers`, measured on `seeds`: tuned on one seed by `draws` trials each, or as
+    `chosen` before."""
     bench = Bench(case, profile, memo or Memo())
-    lines = []
-    for one, load in tuned(bench, (OURS, *peers), tuning, draws):
+    lines: list[tuple[Contender, Loads]] = []
+
+    def measure(one: Contender, load: float) -> None:
         lines.append((one, _loads(bench, one, seeds, load)))
         say(_line(case, *lines[-1]))
+
+    for one, load in chosen or tuned(bench, (OURS, *peers), tuning, draws):
+        measure(one, load)
+    if not chosen:
+        measure(*_borrowing(bench, lines, tuning, draws))
     peer = max((x for x in lines if is_peer(x[0])), key=_mean)
-    untold = max((x for x in lines if is_peer(x[0]) and not x[0].tells), key=_mean)
     pace = _mean(peer)
-    shapes = list(dict.fromkeys((untold[0].shape, *case.shapes)))
-    lent = borrowing(untold[0].policy, shapes, draws, tuning)
-    one, load = best_fleet(bench, lent, tuning, pace)
-    lines.append((one, _loads(bench, one, seeds, load)))
-    say(_line(case, *lines[-1]))
     results = tuple(_result(bench, one, seeds, loads, pace) for one, loads in lines)
     mine = [x for x in results if x.contender.policy == OURS]
     told = [x for x in mine if x.contender.tells]
@@ -65,6 +67,17 @@ def study(
     shown = [untold_best, best_result(told).contender, crowded[0], peer[0], crowded[1]]
     curves = _curves(bench, shown, seeds, pace)
     return CaseResult(case, results, pace, curves, bench.runs)
+
+
+def _borrowing(
+    bench: Bench, lines: Sequence[tuple[Contender, Loads]], tuning: int, draws: int
+) -> Line:
+    """The best of the peers that know no objectives, before a master that refuses as ours does."""
+    peers = [line for line in lines if is_peer(line[0])]
+    untold, _ = max((line for line in peers if not line[0].tells), key=_mean)
+    shapes = list(dict.fromkeys((untold.shape, *bench.case.shapes)))
+    lent = borrowing(untold.policy, shapes, draws, tuning)
+    return best_fleet(bench, lent, tuning, max(map(_mean, peers)))
 
 
 def _mean(line: tuple[Contender, Loads]) -> float:

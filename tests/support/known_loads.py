@@ -26,6 +26,9 @@ class Known(Bench):
         attained = min(1.0, max(0.0, 1.0 - (pace / limit - 1.0)))
         return replace(OUTCOME, attained=attained, offered=pace)
 
+    def run_for(self, contender: Contender, seed: int, pace: float, seconds: float) -> Outcome:
+        return self.run(contender, seed, pace)
+
 
 def known(*shapes: Shape) -> Known:
     profile = calibrated()

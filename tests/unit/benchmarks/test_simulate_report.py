@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.simulate import report
 from benchmarks.simulate.__main__ import main
+from benchmarks.simulate.chosen import Chosen
 from benchmarks.simulate.contenders import (
     OURS,
     Contender,
@@ -21,6 +22,8 @@ from benchmarks.simulate.study_results import (
     half_interval,
 )
 from tests.support.known_loads import ONE, OUTCOME, known
+
+CHOSEN = Chosen("2026-11-28", 40, 1, ())
 
 
 def result(ours: float, peer: float) -> CaseResult:
@@ -42,7 +45,7 @@ def test_workers_of_the_role_any_have_one_figure_of_how_busy_they_were() -> None
     found = result(9.0, 10.0)
     line = replace(found.lines[0], contender=Contender(OURS, ONE, kind="any", elastic=True))
     found = replace(found, lines=(line, *found.lines[1:]))
-    text = report.markdown(found, calibrated(), 1, [11], 40, 1.0)
+    text = report.markdown(found, calibrated(), CHOSEN, [11], 1.0)
     assert "| 90% of all |" in next(x for x in text.splitlines() if x.startswith("| cost (any)"))
 
 
@@ -91,7 +94,7 @@ def test_a_ratio_that_is_the_same_on_every_seed_is_certain() -> None:
 
 
 def test_a_lost_trace_stays_in_the_table() -> None:
-    text = report.markdown(result(9.0, 10.0), calibrated(), 1, [11, 12], 40, 1.0)
+    text = report.markdown(result(9.0, 10.0), calibrated(), CHOSEN, [11, 12], 1.0)
     rows: list[Any] = [x for x in text.splitlines() if x.startswith("| sustained goodput, pic")]
     assert len(rows) == 2 and all("MISSED" in row for row in rows)
     assert "| – / 80% / 90% |" in text
@@ -99,8 +102,8 @@ def test_a_lost_trace_stays_in_the_table() -> None:
 
 def test_what_was_drawn_for_the_highest_load_has_its_options() -> None:
     found = result(9.0, 10.0)
-    assert "Drawn for" not in report.markdown(found, calibrated(), 1, [11], 40, 1.0)
+    assert "Drawn for" not in report.markdown(found, calibrated(), CHOSEN, [11], 1.0)
     drawn = replace(found.curves[-1].contender, kind="refusing", options={"busy_requests": 7})
     curves = [*found.curves[:-1], replace(found.curves[-1], contender=drawn)]
-    text = report.markdown(replace(found, curves=curves), calibrated(), 1, [11], 40, 1.0)
+    text = report.markdown(replace(found, curves=curves), calibrated(), CHOSEN, [11], 1.0)
     assert f"- kv (refusing), {ONE}: busy_requests=7" in text.splitlines()
