@@ -76,7 +76,9 @@ def _name(profile: Profile, one: Case) -> str:
 
 
 def _chosen(args: argparse.Namespace, profile: Profile, one: Case) -> Chosen | None:
-    return read(args.chosen / f"{_name(profile, one)}.json") if args.chosen else None
+    if not args.chosen:
+        return None
+    return read(args.chosen / f"{_name(profile, one)}.json", args.workers)
 
 
 def _write(folder: Path, name: str, text: str, result: CaseResult) -> None:
@@ -90,9 +92,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="folder for a page, a plot and the options of each workload"
     )
-    said = (
-        "folder with what an earlier study found to suit each policy (--out), in place of a search"
-    )
+    said = "folder of an earlier study (--out): its options and fleets, in place of a search"
     parser.add_argument("--chosen", type=Path, help=said)
     parser.add_argument("--traces", default="", help=f"some of {','.join(TRACES)}; empty: all")
     parser.add_argument("--peers", default="", help=f"some of {','.join(PEERS)}; empty: all")

@@ -22,13 +22,19 @@ class Chosen:
 
 
 def write(chosen: Chosen, path: Path) -> None:
-    text = msgspec.json.encode(chosen, enc_hook=dict)  # of what cannot be changed
+    text = msgspec.json.encode(chosen, enc_hook=dict)  # some options are in a MappingProxyType
     path.write_bytes(msgspec.json.format(text) + b"\n")
 
 
-def read(path: Path) -> Chosen:
-    """`OSError`, or `ValueError` that says what is wrong with the file."""
+def read(path: Path, workers: int) -> Chosen:
+    """What was chosen for fleets of so many workers. `OSError`, or `ValueError` that says what is
+    wrong with the file."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Chosen)
+        chosen = msgspec.json.decode(path.read_bytes(), type=Chosen)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}") from error
+    sizes = {one.shape.total for one, _ in chosen.lines}
+    if sizes != {workers}:
+        said = ", ".join(map(str, sorted(sizes))) or "no"
+        raise ValueError(f"{path}: lines: fleets of {said} workers, --workers is {workers}")
+    return chosen

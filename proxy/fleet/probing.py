@@ -98,7 +98,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         instance.refused(error.message)
         return False
     if instance.suspect and not instance.known_to_master:
-        instance.known = False  # it may have restarted
+        instance.restarted()
     if not instance.known and not instance.removed:
         await learn(client, instance, not fleet.forced)
         fleet.judge(instance)

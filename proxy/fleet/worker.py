@@ -168,7 +168,7 @@ class Instance:
         self.restarted()
 
     def restarted(self) -> None:
-        """It has, or it may have. It has to say anew what it is, and it does not drain unless a
+        """The worker has restarted, or may have: it is asked anew what it is, and drains only if a
         master says so."""
         self.known = False
         self.draining = self.draining and self.known_to_master

@@ -20,7 +20,7 @@ LINES = (
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     kept = Chosen("2026-11-28", 16, 1, LINES)
     chosen.write(kept, tmp_path / "chat.json")
-    assert chosen.read(tmp_path / "chat.json") == kept
+    assert chosen.read(tmp_path / "chat.json", ONE.total) == kept
 
 
 def test_a_study_of_what_was_chosen_looks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_a_study_of_what_was_chosen_looks_for_nothing(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", [None, "{}", "no JSON"])
-def test_a_file_that_is_none_is_an_error(
+def test_without_a_file_that_can_be_read_nothing_is_measured(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "calibrated-chat.json"
@@ -42,3 +42,13 @@ def test_a_file_that_is_none_is_an_error(
         path.write_text(text)
     assert main(["--traces", "chat", "--chosen", str(tmp_path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("lines", "said"), [(LINES, "fleets of 3 workers"), ((), "of no workers")])
+def test_what_was_chosen_for_other_fleets_is_not_measured(
+    lines: tuple[tuple[Contender, float], ...], said: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    chosen.write(Chosen("2026-11-28", 16, 1, lines), tmp_path / "calibrated-chat.json")
+    assert main(["--traces", "chat", "--chosen", str(tmp_path), "--workers", "16"]) == 2
+    assert f"{said}, --workers is 16" in capsys.readouterr().err
